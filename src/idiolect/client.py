@@ -1,0 +1,211 @@
+"""`me`: one client's view of the engine. A method's `local` trains, sweeps and predicts through it and sees nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idiolect.engine import orders
+from idiolect.optim import SGD, Adam
+from idiolect.task import Batch, Features, Task
+from idiolect.tree import Tree
+
+CHUNK = 256  # samples at a time where no gradient is asked for
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the run fixes for every client's training."""
+
+    seed: int
+    epochs: int
+    batch_size: int
+    optimizer: SGD | Adam
+    clip: float | None = None
+
+
+@dataclass
+class Phase:
+    """One call of `train`, complete: what a backend needs to carry it out."""
+
+    weights: Tree
+    trained: tuple[str, ...]
+    loss: Callable[..., Tensor]
+    correct: Callable[..., Tree] | None
+    given: tuple[Any, ...]
+    x: Any
+    y: Tensor
+    indices: list[Tensor]
+    lr: float
+    optimizer: SGD | Adam
+    clip: float | None
+    project: Callable[[Tree], Tree] | None
+    noise: int  # the key of whatever the network draws (dropout)
+
+
+Trainer = Callable[[Task, Phase], Tree]
+
+
+class Client:
+    """One client in one round.
+
+    n: training samples · round: the global round · visits: its earlier participations · lr: this round's learning rate
+    · counts: training samples per class · task: the network's functions.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        x: Tensor,
+        y: Tensor,
+        settings: Settings,
+        trainer: Trainer,
+        *,
+        id: int,
+        round: int,
+        visits: int,
+        lr: float,
+    ) -> None:
+        self.task, self._x, self._y = task, x, y
+        self._settings, self._trainer = settings, trainer
+        self.id, self.round, self.visits, self.lr = id, round, visits, lr
+        self.n = len(y)
+        self.passes = 0.0  # gradient passes over the training set so far
+        self.buffers: Tree | None = None  # of the received network, followed through training (policy `local`)
+        self._calls = 0
+        self._known: tuple[Tree, Tensor] | None = None
+
+    # training
+
+    def train(
+        self,
+        w: Tree,
+        *,
+        only: Iterable[str] | None = None,
+        loss: Callable[..., Tensor] | None = None,
+        correct: Callable[..., Tree] | None = None,
+        given: Sequence[Any] = (),
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+        optimizer: SGD | Adam | None = None,
+        project: Callable[[Tree], Tree] | None = None,
+        features: Tree | None = None,
+        order: int | None = None,
+        share: float = 1.0,
+    ) -> Tree:
+        """Mini-batch training of `w`; gives back all of it, trained.
+
+        only: the names that are trained (a Tree serves); the rest is constant and in eval mode. Default: all but
+            normalisation buffers.
+        loss: `loss(task, w, batch, *given)`; default the run's loss of the network's logits.
+        correct: `correct(g, w, *given)` gives the gradient to use. It sees the trained entries alone, of `given` too.
+        given: constant tensors of the equation.
+        epochs, lr, optimizer: the run's unless given; `steps` cuts the phase after so many batches.
+        project: applied to the trained entries after every step.
+        features: a body; `batch.x` then holds the Features under it, computed once. Implied where `only` lies in the
+            head, and loss is the default.
+        order: which shuffling; calls with the same number see the same batches. Default: 0, 1, ... call by call.
+        share: the part of the training samples that this phase uses.
+        """
+        epochs = self._settings.epochs if epochs is None else epochs
+        if epochs == 0 or steps == 0 or self.n == 0:
+            return w
+        if order is None:
+            order, self._calls = self._calls, self._calls + 1
+        buffers = self.task.net.buffers
+        trained = tuple(k for k in (w if only is None else only) if k not in buffers)
+        if features is None and loss is None and only is not None and all(k in self.task.net.head for k in trained):
+            features = w
+        indices = self._indices(epochs, steps, order, share)
+        self.passes += sum(map(len, indices)) / self.n
+        phase = Phase(
+            weights=w,
+            trained=trained,
+            loss=loss or _plain,
+            correct=correct,
+            given=tuple(given),
+            x=Features(self.features(features)) if features is not None else self._x,
+            y=self._y,
+            indices=indices,
+            lr=self.lr if lr is None else lr,
+            optimizer=optimizer or self._settings.optimizer,
+            clip=self._settings.clip,
+            project=project,
+            noise=orders.key(self._settings.seed, "noise", self.round, self.id, order),
+        )
+        result = self._trainer(self.task, phase)
+        if self.buffers is not None and all(w.get(k) is v for k, v in self.buffers.items()):
+            self.buffers = result.pick(self.buffers)
+        return result
+
+    def _indices(self, epochs: int, steps: int | None, order: int, share: float) -> list[Tensor]:
+        s = self._settings
+        found: list[Tensor] = []
+        for epoch in range(epochs):
+            found += orders.batches(self.n, s.batch_size, s.seed, self.round, self.id, order, epoch, share)
+            if steps is not None and len(found) >= steps:
+                return found[:steps]
+        return found
+
+    def steps(self, epochs: int | None = None) -> int:
+        """The optimiser steps that so many epochs take."""
+        return (self._settings.epochs if epochs is None else epochs) * len(orders.cuts(self.n, self._settings.batch_size))
+
+    @property
+    def epochs(self) -> int:
+        """The run's local epochs."""
+        return self._settings.epochs
+
+    # passes without gradients, over the training set in its own order
+
+    def sweep(self, w: Tree, fn: Callable[..., Any], given: Sequence[Any] = ()) -> Any:
+        """The sum over the training set of `fn(task, w, batch, *given)`: a Tensor, a Tree, or a dict of them."""
+        total: Any = None
+        with torch.no_grad():
+            for start in range(0, self.n, CHUNK):
+                part = slice(start, start + CHUNK)
+                value = fn(self.task, w, Batch(self._x[part], self._y[part]), *given)
+                total = value if total is None else _plus(total, value)
+        return total
+
+    def features(self, w: Tree) -> Tensor:
+        """Features of the training set under the body in `w` (eval mode); remembered for the same body. [n, d]"""
+        body = w.pick(self.task.net.body)
+        if self._known is None or any(v is not self._known[0][k] for k, v in body.items()):
+            with torch.no_grad():
+                z = torch.cat([self.task.features(body, self._x[s : s + CHUNK]) for s in range(0, self.n, CHUNK)])
+            self._known = body, z
+        return self._known[1]
+
+    def logits(self, w: Tree) -> Tensor:
+        """Logits of the training set (eval mode). [n, classes]"""
+        with torch.no_grad():
+            return torch.cat([self.task.logits(w, self._x[s : s + CHUNK]) for s in range(0, self.n, CHUNK)])
+
+    def loss(self, w: Tree) -> Tensor:
+        """The run's loss over the training set (eval mode)."""
+        with torch.no_grad():
+            return self.task.losses(self.logits(w), self._y).mean()
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Training samples per class, over the whole training set. [classes]"""
+        return torch.bincount(self._y, minlength=self.task.classes).to(self.task.net.dtype)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Randomness of this client in this round for a named purpose."""
+        return torch.Generator().manual_seed(orders.key(self._settings.seed, purpose, self.round, self.id))
+
+
+def _plain(task: Task, w: Tree, batch: Batch, *given: Any) -> Tensor:
+    return task.loss(w, batch)
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return {k: _plus(v, b[k]) for k, v in a.items()} if isinstance(a, dict) else a + b

@@ -1,0 +1,243 @@
+"""Images in Parquet files laid out as on the Hugging Face Hub, read from a local folder."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from idiolect.data.dataset import Dataset, count_classes, default_network
+from idiolect.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Pixels = NDArray[np.uint8]  # [rows, height, width, channels]
+
+
+def load(
+    folder: Path,
+    image: str | None = None,
+    label: str | None = None,
+    group: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    network: str | None = None,
+) -> Dataset:
+    """The images of `train-*.parquet` and, where there are any, `test-*.parquet`, with their labels.
+
+    The files lie in the folder or in its `data/`. Train and test are joined, and `official_test` tells them
+    apart. Pixels are scaled to [0, 1] and normalised per channel by `mean` and `std`, which are measured on
+    the training images where not given (mean 0 and std 1 leave [0, 1] as it is). `image` and `label` name
+    columns where the files hold several; `group` names the column that says whose a row is.
+    """
+    train, test = _files(folder, "train"), _files(folder, "test")
+    if not train:
+        raise UsageError(
+            f"Expected train-*.parquet in '{folder}' or in its folder 'data', found none; check the path."
+        )
+    schema = _schema(train[0])
+    image, label = _image_column(folder, schema, image), _label_column(folder, schema, label)
+    table = _read(folder, train + test, [image, label, *([group] if group else [])])
+    in_train = sum(_rows(file) for file in train)
+    pixels = _decode(folder, table.column(image).to_pylist())
+    if mean is None or std is None:
+        measured = channel_statistics(pixels[:in_train])
+        mean, std = measured[0] if mean is None else mean, measured[1] if std is None else std
+    x = _normalise(folder, pixels, mean, std)
+    name = folder.resolve().name
+    y = torch.from_numpy(_values(folder, table, label).astype(np.int64))
+    return Dataset(
+        name,
+        x,
+        y,
+        classes=_class_count(schema, label) or count_classes(name, y),
+        network=network or default_network(x),
+        group=_values(folder, table, group) if group else None,
+        official_test=np.arange(len(x)) >= in_train if test else None,
+    )
+
+
+def channel_statistics(pixels: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of pixels scaled to [0, 1]; exact, from the histogram."""
+    values = np.arange(256) / 255
+    means, stds = [], []
+    for channel in range(pixels.shape[3]):
+        share = np.bincount(pixels[..., channel].ravel(), minlength=256) / pixels[..., channel].size
+        means.append(float(share @ values))
+        stds.append(float(np.sqrt(share @ (values - means[-1]) ** 2)))
+    return tuple(means), tuple(stds)
+
+
+def _files(folder: Path, part: str) -> list[Path]:
+    return sorted(folder.glob(f"{part}-*.parquet")) or sorted(folder.glob(f"data/{part}-*.parquet"))
+
+
+def _schema(file: Path) -> pa.Schema:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_schema(file)
+    except pa.ArrowInvalid as error:
+        raise UsageError(
+            f"Expected a Parquet file, found something else in '{file}'; download it again."
+        ) from error
+
+
+def _rows(file: Path) -> int:
+    import pyarrow.parquet as pq
+
+    return int(pq.read_metadata(file).num_rows)
+
+
+def _read(folder: Path, files: list[Path], columns: list[str]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file in files:
+        for column in columns:
+            if column not in _schema(file).names:
+                raise unknown(f"column of '{file}'", column, _schema(file).names)
+    try:
+        return pa.concat_tables(
+            [pq.read_table(file, columns=columns) for file in files], promote_options="permissive"
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UsageError(
+            f"Expected train and test files of one layout in '{folder}', found: {error}."
+        ) from error
+
+
+def _features(schema: pa.Schema) -> dict[str, Any]:
+    """What the Hub's metadata says of each column; nothing where the files carry none."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    features: dict[str, Any] = json.loads(text)["info"]["features"] if text else {}
+    return features
+
+
+def _image_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
+    import pyarrow as pa
+
+    found = [
+        field.name
+        for field in schema
+        if pa.types.is_struct(field.type) and any(part.name == "bytes" for part in field.type)
+    ]
+    if asked is not None and asked not in schema.names:
+        raise unknown(f"column of '{folder}'", asked, schema.names)
+    if (asked is not None and asked not in found) or not found:
+        raise UsageError(
+            f"Expected a column of images, struct{{bytes, path}}, in '{folder}', found the columns "
+            f"{', '.join(schema.names)}; only images are read from folders so far, no texts or tables."
+        )
+    return asked or _the_one(folder, "image", found)
+
+
+def _label_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
+    import pyarrow as pa
+
+    if asked is None:
+        marked = [name for name, about in _features(schema).items() if about.get("_type") == "ClassLabel"]
+        asked = "label" if "label" in schema.names else _the_one(folder, "label", marked)
+    if asked not in schema.names:
+        raise unknown(f"column of '{folder}'", asked, schema.names)
+    if not pa.types.is_integer(schema.field(asked).type):
+        raise UsageError(
+            f"Expected integer labels in column '{asked}' of '{folder}', found "
+            f"{schema.field(asked).type}; name another column by label=."
+        )
+    return asked
+
+
+def _the_one(folder: Path, role: str, found: list[str]) -> str:
+    if len(found) != 1:
+        raise UsageError(
+            f"Expected one {role} column in '{folder}', found {', '.join(found) or 'none'}; name it by "
+            f"{role}=."
+        )
+    return found[0]
+
+
+def _class_count(schema: pa.Schema, label: str) -> int | None:
+    about = _features(schema).get(label, {})
+    return len(about["names"]) if about.get("names") else None
+
+
+def _values(folder: Path, table: pa.Table, column: str) -> NDArray[Any]:
+    import pyarrow as pa
+
+    data = table.column(column)
+    if data.null_count:
+        raise UsageError(
+            f"Expected a value in every row of column '{column}' of '{folder}', found {data.null_count} "
+            "without one; drop those rows."
+        )
+    values: NDArray[Any] = data.to_numpy()
+    text = pa.types.is_string(data.type) or pa.types.is_large_string(data.type)
+    return values.astype(str) if text else values
+
+
+def _decode(folder: Path, cells: list[dict[str, Any] | None]) -> Pixels:
+    """All images as one array. The first one decides the size, and whether there is colour."""
+    pixels: Pixels | None = None
+    mode = ""
+    for row, cell in enumerate(cells):
+        picture = _open(folder, row, cell)
+        if pixels is None:
+            mode = "L" if picture.mode in ("1", "L") else "RGB"
+            pixels = np.empty((len(cells), picture.height, picture.width, len(mode)), np.uint8)
+        if (picture.height, picture.width) != pixels.shape[1:3]:
+            raise UsageError(
+                f"Expected images of one size in '{folder}', found {pixels.shape[1]}x{pixels.shape[2]} "
+                f"and, in row {row}, {picture.height}x{picture.width}; resize them first."
+            )
+        pixels[row] = np.asarray(picture if picture.mode == mode else picture.convert(mode)).reshape(
+            pixels.shape[1:]
+        )
+    if pixels is None:
+        raise UsageError(f"Expected at least one row in '{folder}', found none.")
+    return pixels
+
+
+def _open(folder: Path, row: int, cell: dict[str, Any] | None) -> Any:
+    from PIL import Image
+
+    if cell is None or cell["bytes"] is None:
+        raise UsageError(
+            f"Expected the image itself in row {row} of '{folder}', found no bytes; save the data set with "
+            "its images embedded."
+        )
+    try:
+        picture = Image.open(io.BytesIO(cell["bytes"]), formats=("PNG", "JPEG"))
+        picture.load()
+    except (OSError, SyntaxError) as error:  # Pillow's two ways of saying that the bytes are broken
+        raise UsageError(
+            f"Expected a PNG or JPEG image in row {row} of '{folder}', found bytes that cannot be "
+            "decoded; download the file again."
+        ) from error
+    if picture.mode.startswith(("I", "F")):
+        raise UsageError(
+            f"Expected images of 8 bits per channel in '{folder}', found mode {picture.mode} in row {row}; "
+            "convert them first."
+        )
+    return picture
+
+
+def _normalise(folder: Path, pixels: Pixels, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    channels = pixels.shape[3]
+    if len(mean) != channels or len(std) != channels or not min(std) > 0:
+        raise UsageError(
+            f"Expected mean and std > 0 for each of the {channels} channels of '{folder}', found "
+            f"mean={tuple(mean)} and std={tuple(std)}."
+        )
+    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+    by_channel = [torch.tensor(values, dtype=torch.float32).view(1, channels, 1, 1) for values in (mean, std)]
+    return x.div_(255).sub_(by_channel[0]).div_(by_channel[1])

@@ -1,0 +1,69 @@
+"""Clients that know only a few classes each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from idiolect.data.apportion import Counts, apportion
+from idiolect.data.partition.split import Labels, Rows, Split, check_clients, check_whole, deal, rows_by_class
+from idiolect.data.streams import stream
+from idiolect.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Pathological(Split):
+    """Every client holds exactly `classes` classes; the numbers of holders per class differ by at most one.
+
+    The name is that of McMahan et al. (AISTATS 2017), who deal two shards of label-sorted rows to each
+    client; there a client may get two shards of one class. Here the classes of a client are distinct, which
+    classes meet at a client is random, and a class's rows are divided evenly among its holders.
+    """
+
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole(self, "classes", self.classes)
+
+    def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
+        check_clients(len(labels), clients)
+        rows = rows_by_class(labels)
+        self._check(rows, clients)
+        held = self._holdings(len(rows), clients, stream(seed, "pathological classes"))
+        for number, (these, holders) in enumerate(zip(rows, held.sum(0), strict=True)):
+            if holders > len(these):
+                raise UsageError(
+                    f"pathological: expected a row of each class for each of its holders, found "
+                    f"{len(these)} rows of class {labels[rows[number][0]]} for {holders} clients; ask for "
+                    f"{max(1, len(these) * len(rows) // self.classes)} clients or fewer."
+                )
+        counts = np.stack(
+            [apportion(column, len(these)) for column, these in zip(held.T, rows, strict=True)], 1
+        )
+        return deal(rows, counts, stream(seed, "pathological rows"))
+
+    def _check(self, rows: Rows, clients: int) -> None:
+        if self.classes > len(rows):
+            raise UsageError(
+                f"pathological: expected at most {len(rows)} classes per client, as the data has no more, "
+                f"found classes={self.classes}; the nearest that can be had is classes={len(rows)}."
+            )
+        if clients * self.classes < len(rows):
+            raise UsageError(
+                f"pathological: expected clients * classes of at least {len(rows)}, so that every class has "
+                f"a holder, found {clients} * {self.classes}; the nearest that can be had is "
+                f"classes={-(-len(rows) // clients)}, or {-(-len(rows) // self.classes)} clients."
+            )
+
+    def _holdings(self, classes: int, clients: int, random: np.random.Generator) -> Counts:
+        """1 where a client holds a class: [clients, classes].
+
+        Each client in turn takes the classes with the fewest holders so far, lots deciding ties. So the numbers
+        of holders never differ by more than one, and a client's classes are always distinct.
+        """
+        held = np.zeros((clients, classes), np.int64)
+        for client in random.permutation(clients):
+            taken = held.sum(0)
+            held[client, np.lexsort((random.permutation(classes), taken))[: self.classes]] = 1
+        return held

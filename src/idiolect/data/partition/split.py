@@ -1,0 +1,109 @@
+"""What every split is: a frozen value, and a pure function from labels to the row numbers of each client."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idiolect.data.apportion import Counts
+from idiolect.errors import UsageError
+
+Labels = NDArray[Any]
+Rows = list[NDArray[np.int64]]  # one ascending array of row numbers per client
+
+
+@dataclass(frozen=True)
+class Split(ABC):
+    """A split of rows over clients. A new one is a frozen dataclass with defaults and a `__call__`.
+
+    `reads` says what it is given as labels: the "labels", the data's own clients ("group"), or anything of
+    the right length ("rows").
+    """
+
+    reads: ClassVar[Literal["labels", "group", "rows"]] = "labels"
+
+    @abstractmethod
+    def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
+        """The row numbers of each client: ascending, no row twice, at least one row each."""
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.__name__.lower()
+
+    def __str__(self) -> str:
+        """The text from which `parse` makes this split: a number in first place, and what is not default."""
+        parts = []
+        for place, field in enumerate(fields(self)):
+            value = getattr(self, field.name)
+            if value != field.default or (place == 0 and not isinstance(value, str)):
+                parts.append(_plain(value) if place == 0 else f"{field.name}={_plain(value)}")
+        return self.name() + (":" + ",".join(parts) if parts else "")
+
+
+def check_clients(rows: int, clients: int) -> None:
+    """Refuse a number of clients that leaves some without a row."""
+    if not is_whole(clients, 1):
+        raise UsageError(f"Expected a whole number of clients, at least 1, found {clients!r}.")
+    if clients > rows:
+        raise UsageError(
+            f"Expected at least one row per client, found {rows} rows for {clients} clients; ask for "
+            f"{rows} clients or fewer."
+        )
+
+
+def check_minimum(rows: int, clients: int, minimum: int) -> None:
+    """Refuse a minimum size that the rows cannot give to all clients."""
+    check_clients(rows, clients)
+    if minimum * clients > rows:
+        raise UsageError(
+            f"Expected at least minimum * clients = {minimum} * {clients} = {minimum * clients} rows, found "
+            f"{rows}; the nearest that can be had is minimum={rows // clients}, or "
+            f"{rows // minimum} clients."
+        )
+
+
+def check_alpha(split: Split, alpha: float) -> None:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not (0 < alpha < math.inf):
+        raise UsageError(f"{split.name()}: expected a number alpha > 0, found {alpha!r}.")
+
+
+def check_whole(split: Split, field: str, value: int) -> None:
+    if not is_whole(value, 1):
+        raise UsageError(
+            f"{split.name()}: expected a whole number of at least 1 for {field}, found {value!r}."
+        )
+
+
+def is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
+def deal(rows: Rows, counts: Counts, random: np.random.Generator) -> Rows:
+    """Shuffle each class's rows and give each client as many as `counts` [clients, classes] says."""
+    hands: list[Rows] = [[] for _ in range(len(counts))]
+    for these, shares in zip(rows, counts.T, strict=True):
+        for hand, part in zip(
+            hands, np.split(random.permutation(these), np.cumsum(shares)[:-1]), strict=True
+        ):
+            hand.append(part)
+    return [np.sort(np.concatenate(hand)) for hand in hands]
+
+
+def rows_by_class(labels: Labels) -> Rows:
+    """The rows of each class that occurs, in the order of the classes."""
+    order = np.argsort(labels, kind="stable").astype(np.int64)
+    _, starts = np.unique(labels[order], return_index=True)
+    return np.split(order, starts[1:])
+
+
+def _plain(value: Any) -> str:
+    return (
+        str(int(value))
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+        else str(value)
+    )

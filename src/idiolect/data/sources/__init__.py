@@ -1,0 +1,1 @@
+"""One file per data set that needs no download; its `load(**options)` returns the `Dataset`."""

@@ -1,0 +1,87 @@
+"""Replies are combined one by one, strictly in the order in which they are given: the same bits however they arrived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idiolect.engine.work import match
+from idiolect.errors import ContractError
+from idiolect.method import Up
+from idiolect.tree import Tree, stack
+
+
+class Reduction:
+    """A running mean, a running sum, and the rows. Memory: one model for the mean, however many reply.
+
+    The mean moves by weight/total towards each reply: equal replies give exactly themselves."""
+
+    def __init__(self, name: str, server: Any) -> None:
+        self.name, self.server = name, server
+        self.weights: dict[int, float] = {}
+        self.total = 0.0
+        self.mean: dict[str, Any] = {}
+        self.sum: dict[str, Any] = {}
+        self.rows: dict[int, Any] = {}
+        self._first: Up | None = None
+
+    def add(self, client: int, up: Up, weight: float) -> None:
+        self._check(client, up)
+        weight = weight if up.weight is None else up.weight
+        self.weights[client] = weight
+        self.total += weight
+        if self._first is None:
+            self._first = up
+            self.mean = {k: _copy(v) for k, v in up.mean.items()}
+            self.sum = {k: _copy(v) for k, v in up.sum.items()}
+        else:
+            share = weight / self.total if self.total else 0.0
+            for k, v in up.mean.items():
+                _pairs(self.mean[k], v, lambda a, b: torch._foreach_lerp_(a, b, share))
+            for k, v in up.sum.items():
+                _pairs(self.sum[k], v, lambda a, b: torch._foreach_add_(a, b))
+        if up.rows:
+            self.rows[client] = {k: _copy(v) for k, v in up.rows.items()}
+
+    def result(self) -> Up:
+        ids = sorted(self.weights)
+        rows: dict[str, Any] = {}
+        for slot in self._first.rows if self._first else ():
+            values = [self.rows[i][slot] for i in ids]
+            rows[slot] = stack(values) if isinstance(values[0], Tree) else torch.stack(values)
+        return Up(mean=self.mean, sum=self.sum, rows=rows, weight=self.total)
+
+    def _check(self, client: int, up: Up) -> None:
+        where = f"client {client}"
+        for kind in ("mean", "sum", "rows"):
+            slots = getattr(up, kind)
+            for slot, value in slots.items():
+                entry = f'up.{kind}["{slot}"]'
+                if kind == "mean":
+                    for t in value.values() if isinstance(value, Tree) else [value]:
+                        if not t.is_floating_point():
+                            raise ContractError(f"{self.name}.local returned {entry} of {t.dtype}, which has no mean ({where}).")
+                    if slot in self.server:
+                        match(f"{self.name}.local", entry, value, self.server[slot], where)
+            if self._first is not None:
+                first = getattr(self._first, kind)
+                if first.keys() != slots.keys():
+                    raise ContractError(
+                        f"{self.name}.local returned up.{kind} with slots {', '.join(slots) or 'none'}, other clients "
+                        f"{', '.join(first) or 'none'} ({where}). Every reply has the same slots."
+                    )
+                for slot, value in slots.items():
+                    match(f"{self.name}.local", f'up.{kind}["{slot}"]', value, first[slot], where)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tree) else value.detach().clone()
+
+
+def _pairs(ours: Any, theirs: Any, fn: Any) -> None:
+    if isinstance(ours, Tensor):
+        fn([ours], [theirs.detach()])
+    elif len(ours):
+        fn(list(ours.values()), [theirs[k].detach() for k in ours])

@@ -1,0 +1,209 @@
+"""Many clients of equal architecture in one step: gradients by vmap over padded, masked batches.
+
+`local` stays written for one client: each runs in a thread of its own, one at a time, until it asks for training. When all
+of them wait, those that asked for the same kind of phase are trained together. Only training is stacked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from idiolect.client import Phase
+from idiolect.engine import steps
+from idiolect.optim import clipped
+from idiolect.engine.work import Context, Job, Reply
+from idiolect.errors import UsageError
+from idiolect.task import NORMS, Batch, Features, Task
+from idiolect.tree import Tree
+
+TOGETHER = 64
+DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
+
+
+class Stacked:
+    def __init__(self, context: Context, together: int = TOGETHER) -> None:
+        _refuse(context.net.module)
+        self.context, self.together = context, together
+
+    def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
+        source = iter(jobs)
+        while group := list(islice(source, self.together)):
+            yield from _Group(self.context, group).run()
+
+    def close(self) -> None:
+        pass
+
+
+def _refuse(module: nn.Module) -> None:
+    for name, m in module.named_modules():
+        if isinstance(m, NORMS):
+            raise UsageError(
+                f"The stacked backend cannot run BatchNorm (layer {name}): a padded batch has other statistics than a "
+                "client's own. Use the serial or workers backend, or a network with group normalisation."
+            )
+        if isinstance(m, DRAWS):
+            raise UsageError(
+                f"The stacked backend cannot run dropout (layer {name}): stacked clients would draw other numbers. Use "
+                "the serial or workers backend."
+            )
+
+
+class _Group:
+    """Clients that take turns: exactly one thread runs at any time."""
+
+    def __init__(self, context: Context, jobs: list[Job]) -> None:
+        self.context, self.jobs = context, jobs
+        self.events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self.answers: list[SimpleQueue[Any]] = [SimpleQueue() for _ in jobs]
+        self.waiting: dict[int, Phase] = {}
+        self.replies: dict[int, Reply] = {}
+
+    def run(self) -> list[Reply]:
+        try:
+            for k in range(len(self.jobs)):
+                threading.Thread(target=self._client, args=(k,), daemon=True).start()
+                self._listen(k)
+            while self.waiting:
+                first = next(iter(self.waiting.values()))
+                kind = _kind(first)
+                same = [k for k, p in self.waiting.items() if _alike(_kind(p), kind)]
+                for k, w in zip(same, train(self.context.task, [self.waiting.pop(k) for k in same]), strict=True):
+                    self.answers[k].put(w)
+                    self._listen(k)
+        finally:
+            for answer in self.answers:  # after an error: let the others end
+                answer.put(None)
+        return [self.replies[k] for k in range(len(self.jobs))]
+
+    def _listen(self, k: int) -> None:
+        what, value = self.events.get()
+        if what == "phase":
+            self.waiting[k] = value
+        elif what == "error":
+            raise value
+        else:
+            self.replies[k] = value
+
+    def _client(self, k: int) -> None:
+        def trainer(task: Task, phase: Phase) -> Tree:
+            self.events.put(("phase", phase))
+            result = self.answers[k].get()
+            if result is None:
+                raise SystemExit
+            return result
+
+        try:
+            context = replace(self.context, trainer=trainer)
+            context.__dict__.update(net=self.context.net, task=self.context.task)
+            self.events.put(("reply", context.do(self.jobs[k])))
+        except SystemExit:
+            return
+        except BaseException as error:
+            self.events.put(("error", error))
+
+
+def _kind(p: Phase) -> tuple[Any, ...]:
+    """Phases that can be one step: the same functions, names, shapes and rates."""
+    shapes = tuple((k, v.shape, v.dtype) for k, v in p.weights.items())
+    given, structure = pytree.tree_flatten(p.given)
+    told = tuple((g.shape, g.dtype) if isinstance(g, Tensor) else g for g in given)
+    width = max(map(len, p.indices))
+    plain = (p.loss, p.correct, p.project, p.trained, p.lr, p.optimizer, p.clip)
+    return (*plain, shapes, told, str(structure), isinstance(p.x, Features), width if len(p.y) == 1 else 0)
+
+
+def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return a == b
+
+
+def train(task: Task, phases: list[Phase]) -> list[Tree]:
+    """Several clients' phases of one kind, together; entry by entry what `steps.train` gives for each."""
+    p = phases[0]
+    if len(phases) == 1:
+        return [steps.train(task, p)]
+    for _, twin, mode in task._mode_list(frozenset(p.trained)):
+        twin.training = mode
+    params = [torch.stack([q.weights[k] for q in phases]).detach() for k in p.trained]  # [K, ...] each
+    frozen, frozen_dims = _join([{k: v for k, v in q.weights.items() if k not in p.trained} for q in phases])
+    given, given_dims = _join([q.given for q in phases])
+    pool, offsets = _pool(phases)
+    labels = torch.cat([q.y for q in phases])
+
+    def gradient(values: list[Tensor], still: Any, told: Any, x: Tensor, y: Tensor, mask: Tensor | None) -> list[Tensor]:
+        batch = Batch(Features(x) if isinstance(p.x, Features) else x, y, mask)
+        own = Tree(zip(p.trained, values, strict=True))
+
+        def loss(values: list[Tensor]) -> Tensor:
+            w = Tree({**still, **dict(zip(p.trained, values, strict=True))})
+            return p.loss(task, Tree({k: w[k] for k in p.weights}), batch, *told)
+
+        grads = torch.func.grad(loss)(values)
+        if p.correct is not None:
+            names = [steps._aligned(t, p.trained) for t in told]
+            steered = p.correct(Tree(zip(p.trained, grads, strict=True)), own, *names)
+            grads = [steered[k] for k in p.trained]
+        return clipped(grads, p.clip) if p.clip is not None else grads
+
+    dims = (0, frozen_dims, given_dims, 0, 0)
+    masked, full = torch.vmap(gradient, (*dims, 0)), torch.vmap(gradient, (*dims, None))
+    state: dict[str, Any] = {}
+    for t in range(max(len(q.indices) for q in phases)):
+        rows, mask, active = _step(phases, offsets, t, params[0].dtype)
+        shape = mask.shape
+        x = pool.index_select(0, rows.reshape(-1)).reshape(*shape, *pool.shape[1:])
+        y = labels.index_select(0, rows.reshape(-1)).reshape(*shape, *labels.shape[1:])
+        whole = bool(mask.all())
+        grads = full(params, frozen, given, x, y, None) if whole else masked(params, frozen, given, x, y, mask)
+        before = None if bool(active.all()) else [v.clone() for v in params]
+        with torch.no_grad():
+            p.optimizer.step_(params, [g.detach() for g in grads], state, p.lr)
+            if p.project is not None:
+                moved = torch.vmap(p.project)(Tree(zip(p.trained, params, strict=True)))
+                params = [moved[k] for k in p.trained]
+            if before is not None:  # a client whose batches are used up stands still
+                for v, old in zip(params, before, strict=True):
+                    v.copy_(torch.where(active.reshape(-1, *[1] * (v.dim() - 1)), v, old))
+    trained = [{k: v[c].clone() for k, v in zip(p.trained, params, strict=True)} for c in range(len(phases))]
+    return [Tree({**q.weights, **own}) for q, own in zip(phases, trained, strict=True)]
+
+
+def _pool(phases: list[Phase]) -> tuple[Tensor, list[int]]:
+    """All clients' samples in one tensor, and where each client's begin."""
+    xs = [q.x.z if isinstance(q.x, Features) else q.x for q in phases]
+    offsets = [0]
+    for x in xs[:-1]:
+        offsets.append(offsets[-1] + len(x))
+    return torch.cat(xs), offsets
+
+
+def _step(phases: list[Phase], offsets: list[int], t: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the pool, mask [K, B] and activity [K] of step t; padding repeats each client's first sample."""
+    chosen = [q.indices[t] if t < len(q.indices) else q.indices[0][:0] for q in phases]
+    width = max(map(len, chosen))
+    rows = torch.tensor(offsets)[:, None].repeat(1, width)
+    mask = torch.zeros(len(phases), width, dtype=dtype)
+    for c, indices in enumerate(chosen):
+        rows[c, : len(indices)] += indices
+        mask[c, : len(indices)] = 1
+    return rows, mask, mask[:, 0] > 0
+
+
+def _join(values: list[Any]) -> tuple[Any, Any]:
+    """Nested constants of all clients stacked, with the dimensions for vmap; what is one object for all stays one."""
+    flat = [pytree.tree_flatten(v) for v in values]
+    structure = flat[0][1]
+    leaves, dims = [], []
+    for entries in zip(*(f[0] for f in flat), strict=True):
+        same = all(e is entries[0] for e in entries) or not isinstance(entries[0], Tensor)
+        leaves.append(entries[0] if same else torch.stack(entries))
+        dims.append(None if same else 0)
+    return pytree.tree_unflatten(leaves, structure), pytree.tree_unflatten(dims, structure)

@@ -1,0 +1,63 @@
+"""One client's phase of training as a plain loop of steps: the engine's innermost part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idiolect.client import Phase
+from idiolect.optim import clipped
+from idiolect.task import Batch, Features, Task
+from idiolect.tree import Tree
+
+
+def train(task: Task, phase: Phase) -> Tree:
+    """Carry out one phase; the result shares no memory with what came in."""
+    trained = phase.trained
+    live = task.lay(phase.weights, trained, single=len(phase.y) == 1)
+    leaves = [live[k] for k in trained]
+    given = phase.given
+    aligned = [_aligned(g, trained) for g in given] if phase.correct else []
+    mine = Tree({k: p.detach() for k, p in zip(trained, leaves, strict=True)})  # shares memory, carries no graph
+    plain = [p.detach() for p in leaves]
+    state: dict[str, Any] = {}
+    torch.default_generator.manual_seed(phase.noise)  # dropout and the like
+    for indices in phase.indices:
+        batch = Batch(_rows(phase.x, indices), phase.y.index_select(0, indices))
+        value = phase.loss(task, live, batch, *given)
+        grads = list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
+        with torch.no_grad():
+            if phase.correct is not None:
+                steered = phase.correct(Tree(zip(trained, grads, strict=True)), mine, *aligned)
+                grads = [steered[k] for k in trained]
+            if phase.clip is not None:
+                grads = clipped(grads, phase.clip)
+            phase.optimizer.step_(plain, grads, state, phase.lr)
+            if phase.project is not None:
+                for k, v in phase.project(mine).items():
+                    mine[k].copy_(v)
+    return Tree({k: _kept(k, v, live, task) for k, v in phase.weights.items()})
+
+
+def _rows(x: Any, indices: Tensor) -> Any:
+    """The chosen samples; images keep the memory layout that they have."""
+    if isinstance(x, Features):
+        return Features(x.z.index_select(0, indices))
+    if x.dim() == 4:  # index_select would undo channels_last
+        return x.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
+    return x.index_select(0, indices)
+
+
+def _aligned(value: Any, names: tuple[str, ...]) -> Any:
+    """A correction's constants have the names that are trained."""
+    return value.pick(names) if isinstance(value, Tree) and all(k in value for k in names) else value
+
+
+def _kept(name: str, before: Tensor, live: Tree, task: Task) -> Tensor:
+    """A copy of a trained entry or moved buffer; a frozen entry is handed on as it came."""
+    after = live[name]
+    if after.requires_grad or (name in task.net.buffers and not torch.equal(after, before)):
+        return after.detach().clone(memory_format=torch.contiguous_format)
+    return before

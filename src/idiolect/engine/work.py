@@ -1,0 +1,243 @@
+"""What one client does, wherever it runs: unpack nothing, know no backend. `Context` is all that a process needs for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from idiolect.client import Client, Settings, Trainer
+from idiolect.data.federated import Federation
+from idiolect.optim import Schedule
+from idiolect.engine.steps import train
+from idiolect.method import Method, Slots, State, Up
+from idiolect.task import Net, Task
+from idiolect.tree import Tree
+
+SPLITS = ("train", "validation", "test")
+KEPT = "own buffers"  # the engine's private slot
+CHUNK = 512  # samples at a time in evaluation
+
+
+@dataclass(frozen=True)
+class Shards:
+    """All clients' samples, client after client, for each split: a client's part is a view."""
+
+    x: dict[str, Tensor]
+    y: dict[str, Tensor]
+    bounds: dict[str, np.ndarray]
+
+    @staticmethod
+    def of(federation: Federation, dtype: torch.dtype) -> Shards:
+        x, y, bounds = {}, {}, {}
+        data = federation.dataset
+        for split in SPLITS:
+            parts = getattr(federation, split)
+            rows = torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts]))
+            values = data.x[rows]
+            if values.is_floating_point():
+                values = values.to(dtype)
+            if values.dim() == 4:
+                values = values.contiguous(memory_format=torch.channels_last)
+            x[split], y[split] = values, data.y[rows].to(dtype) if data.loss == "squared" else data.y[rows]
+            bounds[split] = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
+        return Shards(x, y, bounds)
+
+    def share(self) -> Shards:
+        """Move the samples to shared memory, once."""
+        for t in (*self.x.values(), *self.y.values()):
+            t.share_memory_()
+        return self
+
+    def part(self, split: str, client: int) -> tuple[Tensor, Tensor]:
+        a, b = self.bounds[split][client : client + 2]
+        return self.x[split][a:b], self.y[split][a:b]
+
+    def size(self, split: str, client: int) -> int:
+        a, b = self.bounds[split][client : client + 2]
+        return int(b - a)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One evaluation of one client on one split."""
+
+    split: str
+    correct: int
+    total: int
+    loss: float  # summed over the samples
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's turn: to train ("local") or to be evaluated as received ("received")."""
+
+    kind: str
+    client: int
+    round: int
+    visits: int
+    down: Slots
+    mine: Slots
+    score: bool = False  # a training job: evaluate the trained model as well
+
+
+@dataclass(frozen=True)
+class Reply:
+    client: int
+    up: Up | None
+    mine: Slots | None
+    scores: tuple[Score, ...] = ()
+    passes: float = 0.0
+    seconds: float = 0.0  # of training
+    weights: Tree | None = None
+
+
+@dataclass
+class Context:
+    """A run as one client's process needs it."""
+
+    method: Method
+    module: nn.Module
+    shape: tuple[int, ...]
+    classes: int
+    loss: str
+    dtype: torch.dtype
+    shards: Shards
+    settings: Settings
+    lr: float
+    schedule: Schedule
+    rounds: int
+    own_buffers: bool = False  # each client keeps its own normalisation buffers of what it receives
+    trainer: Trainer = field(default=train)
+
+    @cached_property
+    def net(self) -> Net:
+        return Net(self.module, self.shape, self.classes, self.settings.seed, self.dtype)
+
+    @cached_property
+    def task(self) -> Task:
+        return Task(self.net, self.loss)
+
+    @cached_property
+    def state(self) -> State:
+        """The homes' templates. Buffers that clients keep are one more private slot, which no method sees."""
+        state = self.method.init(self.net)
+        if self.own_buffers and self.net.buffers:
+            return replace(state, client={**state.client, KEPT: self.net.weights.pick(sorted(self.net.buffers))})
+        return state
+
+    def rate(self, round: int) -> float:
+        return self.schedule(self.lr, round, self.rounds)
+
+    def client(self, job: Job) -> Client:
+        x, y = self.shards.part("train", job.client)
+        return Client(
+            self.task, x, y, self.settings, self.trainer,
+            id=job.client, round=job.round, visits=job.visits, lr=self.rate(job.round),
+        )  # fmt: skip
+
+    def do(self, job: Job) -> Reply:
+        return self.local(job) if job.kind == "local" else self.received(job)
+
+    def local(self, job: Job) -> Reply:
+        """Local training; then, where asked, the evaluation of the trained model: `personal` with the client's own
+        reply in place of what it received."""
+        started = time.perf_counter()
+        job, kept = self.open(job)
+        me = self.client(job)
+        me.buffers = kept
+        up, mine = self.method.local(me, job.down, job.mine)
+        seconds, passes = time.perf_counter() - started, me.passes
+        scores: tuple[Score, ...] = ()
+        if job.score:
+            scores = self.scores(job, self.method.personal(self.client(job), {**job.down, **up.mean}, mine))
+        if kept is not None:
+            mine = {**mine, KEPT: me.buffers}
+        return Reply(job.client, up, mine, scores, passes, seconds)
+
+    def open(self, job: Job) -> tuple[Job, Tree | None]:
+        """The job as the method sees it: with the client's own buffers in what it received, once it has some."""
+        if KEPT not in job.mine:
+            return job, None
+        mine = {k: v for k, v in job.mine.items() if k != KEPT}
+        kept, down = job.mine[KEPT], job.down
+        if job.visits:
+            down = {k: v | kept.pick(kept.keys() & v.keys()) if isinstance(v, Tree) else v for k, v in down.items()}
+        received = next((v for v in down.values() if isinstance(v, Tree) and kept.keys() <= v.keys()), None)
+        return replace(job, down=down, mine=mine), received.pick(kept) if received is not None else kept
+
+    def received(self, job: Job) -> Reply:
+        w = self.personal(job)
+        return Reply(job.client, None, None, self.scores(job, w) if job.kind == "received" else (), weights=w)
+
+    def personal(self, job: Job) -> Tree:
+        """The weights that the client would predict with, after download and before local training."""
+        job, _ = self.open(job)
+        return self.method.personal(self.client(job), job.down, job.mine)
+
+    def scores(self, job: Job, w: Tree) -> tuple[Score, ...]:
+        live = self.task.lay(w, ())
+        found = []
+        for split in ("validation", "test"):
+            x, y = self.shards.part(split, job.client)
+            if len(y):
+                found.append(self.score(split, live, x, y))
+        return tuple(found)
+
+    def score(self, split: str, w: Tree, x: Tensor, y: Tensor) -> Score:
+        correct, loss = 0, 0.0
+        with torch.no_grad():
+            for start in range(0, len(y), CHUNK):
+                part = slice(start, start + CHUNK)
+                logits = self.method.logits(self.task, w, x[part])
+                loss += float(self.task.losses(logits, y[part]).double().sum())
+                if self.loss != "squared":
+                    correct += int((logits.argmax(1) == y[part]).sum())
+        return Score(split, correct, len(y), loss)
+
+
+def checked(name: str, home: str, slots: Slots, declared: Slots, where: str) -> None:
+    """A home's slots have the names, shapes and dtypes that `init` declared for it."""
+    from idiolect.errors import ContractError
+
+    if slots.keys() != declared.keys():
+        raise ContractError(
+            f"{name} returned {home} with slots {_list(slots)}, init declared {_list(declared)} ({where})."
+        )
+    for slot, value in slots.items():
+        match(name, f'{home}["{slot}"]', value, declared[slot], where)
+
+
+def match(name: str, entry: str, value: Any, declared: Any, where: str) -> None:
+    from idiolect.errors import ContractError
+
+    if isinstance(declared, Tree) != isinstance(value, Tree):
+        raise ContractError(
+            f"{name} returned {entry} as {type(value).__name__}, init declared {type(declared).__name__} ({where})."
+        )
+    if not isinstance(declared, Tree):
+        value, declared = Tree({"": value}), Tree({"": declared})
+    if value.keys() != declared.keys():
+        extra, lacking = [k for k in value if k not in declared], [k for k in declared if k not in value]
+        raise ContractError(
+            f"{name} returned {entry} with {len(value)} tensors, init declared {len(declared)}"
+            + (f"; extra: {', '.join(extra)}" if extra else "")
+            + (f"; lacking: {', '.join(lacking)}" if lacking else "")
+            + f" ({where}). Send exactly what init declared, e.g. w.pick(...)."
+        )
+    for k, v in value.items():
+        d = declared[k]
+        if v.shape != d.shape or v.dtype != d.dtype:
+            raise ContractError(
+                f"{name} returned {entry} entry '{k}' as {v.dtype} {list(v.shape)}, init declared {d.dtype} "
+                f"{list(d.shape)} ({where})."
+            )
+
+
+def _list(slots: Slots) -> str:
+    return ", ".join(slots) or "none"

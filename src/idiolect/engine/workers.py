@@ -1,0 +1,254 @@
+"""Worker processes: one per core, one thread each, the data once in shared memory.
+
+Jobs go out in order, a few clients at a time, to whichever worker is free; replies are handed on strictly in order, so that
+the numbers do not depend on how many workers there are. At most `DEPTH` parcels per worker are under way: that bounds the
+replies that wait for their turn. A worker that dies is replaced and its parcels are sent again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from idiolect.engine.store import Store
+from idiolect.engine.wire import Arena, pack, unpack, view
+from idiolect.engine.work import Context, Job, Reply
+from idiolect.errors import ClientError, ContractError, UsageError
+from idiolect.method import Up
+
+DEPTH = 2
+REPLACED = 3  # a worker's parcels may kill it so many times
+
+
+class Workers:
+    def __init__(self, context: Context, store: Store, count: int, parcel: int | None = None) -> None:
+        self.context, self.store, self.parcel = context, store, parcel
+        context.shards.share()
+        self._methods = multiprocessing.get_context("forkserver")
+        self._methods.set_forkserver_preload(["idiolect.engine.workers"])
+        self._broadcast = Arena()
+        self._held: dict[int, Any] = {}
+        self._workers = [_Worker(self) for _ in range(count)]
+
+    def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
+        jobs = list(jobs)
+        self._announce(jobs)
+        size = self.parcel or max(1, min(8, len(jobs) // (4 * len(self._workers))))
+        source = iter(jobs)
+        waiting = deque(iter(lambda: list(islice(source, size)), []))
+        number, turn, ready = 0, 0, {}  # parcels sent, the next to hand on, finished ones
+        try:
+            while waiting or turn < number:
+                for worker in self._workers:
+                    while waiting and worker.free:
+                        worker.send(number, waiting.popleft())
+                        number += 1
+                while turn in ready:
+                    worker, slot, replies = ready.pop(turn)
+                    yield from replies
+                    worker.free.append(slot)
+                    turn += 1
+                if turn < number:
+                    for worker in self._awake():
+                        for done in worker.receive():
+                            ready[done[0]] = (worker, *done[1:])
+        except BaseException:
+            self.close()  # answers may be under way that nobody will collect
+            raise
+
+    def _announce(self, jobs: list[Job]) -> None:
+        """Tensors that several clients receive are written to shared memory once."""
+        seen: dict[int, Any] = {}
+        common: dict[int, Any] = {}
+        for job in jobs:
+            pack(job.down, lambda t: common.__setitem__(id(t), t) if id(t) in seen else seen.__setitem__(id(t), t))
+        if {k: id(v) for k, v in common.items()} != {k: id(v) for k, v in self._held.items()}:
+            packed = self._broadcast.fill(list(common.values()))
+            self._held = common
+            self._places = dict(zip(common, (p[1] for p in packed[1]), strict=True))
+            for worker in self._workers:
+                worker.knows_broadcast = worker.knows_broadcast and not self._broadcast.grown
+            self._broadcast.grown = False
+
+    def _awake(self) -> list[_Worker]:
+        handles = {w.link: w for w in self._workers} | {w.process.sentinel: w for w in self._workers}
+        awake = {id(handles[h]): handles[h] for h in wait(list(handles))}  # type: ignore[index]
+        return list(awake.values())
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+
+
+class _Worker:
+    """The parent's side of one process: its link, its arenas, the parcels that it has."""
+
+    def __init__(self, pool: Workers) -> None:
+        self.pool = pool
+        self.arenas = [Arena() for _ in range(DEPTH)]
+        self.free = deque(range(DEPTH))
+        self.sent: dict[int, tuple[int, list[Job]]] = {}  # parcel -> its slot, its jobs
+        self.deaths: dict[int, int] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self.link, theirs = multiprocessing.Pipe()
+        pool = self.pool
+        bare = replace(pool.context, shards=pool.context.shards)
+        self.process = pool._methods.Process(
+            target=serve, args=(theirs, bare, pool.store.template, pool.store.buffer), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.knows_broadcast = False
+        self.replies: list[torch.Tensor | None] = [None] * DEPTH
+        for arena in self.arenas:
+            arena.grown = True
+
+    def send(self, number: int, jobs: list[Job]) -> None:
+        slot = self.free.popleft()
+        self.sent[number] = (slot, jobs)
+        self._post(number, slot, jobs)
+
+    def _post(self, number: int, slot: int, jobs: list[Job]) -> None:
+        pool, arena = self.pool, self.arenas[slot]
+        places = getattr(pool, "_places", {})
+        own = [t for job in jobs for t in _not_in(job.down, places)]
+        arena.clear()
+        arena.reserve(sum(t.numel() * t.element_size() + 64 for t in own))
+        orders = [
+            (
+                job.kind, job.client, job.round, job.visits, job.score,
+                pack(job.down, lambda t: (True, places[id(t)]) if id(t) in places else (False, arena.put(t))),
+            )
+            for job in jobs
+        ]  # fmt: skip
+        try:
+            self.link.send(
+                (
+                    number, slot, orders,
+                    None if self.knows_broadcast else pool._broadcast.buffer,
+                    arena.buffer if arena.grown else None,
+                )
+            )  # fmt: skip
+            self.knows_broadcast, arena.grown = True, False
+        except OSError:
+            pass  # it died: `receive` will see that, and send again
+
+    def receive(self) -> list[tuple[int, int, list[Reply]]]:
+        """The parcels that are finished: (number, slot, replies)."""
+        done = []
+        try:
+            while self.link.poll():
+                number, slot, outcome, buffer = self.link.recv()
+                if isinstance(outcome, tuple):
+                    raise _raised(outcome)
+                if buffer is not None:
+                    self.replies[slot] = buffer
+                memory = self.replies[slot]
+                del self.sent[number]
+                done.append((number, slot, [_opened(o, memory) for o in outcome]))
+        except (EOFError, ConnectionResetError):
+            self._replace()
+            return done
+        if not self.process.is_alive() and not self.link.poll():
+            self._replace()
+        return done
+
+    def _replace(self) -> None:
+        """The process died. What it had not finished goes to its successor; numbers depend on jobs alone."""
+        self.process.join()
+        code = self.process.exitcode
+        for number, (_, jobs) in self.sent.items():
+            self.deaths[number] = self.deaths.get(number, 0) + 1
+            if self.deaths[number] >= REPLACED:
+                clients = ", ".join(str(j.client) for j in jobs)
+                raise ClientError(f"A worker died {REPLACED} times (exit code {code}) at clients {clients}.")
+        self.link.close()
+        self._start()
+        for number, (slot, jobs) in list(self.sent.items()):
+            self._post(number, slot, jobs)
+
+    def stop(self) -> None:
+        self.link.close()
+        self.process.join(timeout=5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def serve(link: Connection, context: Context, template: Any, buffer: torch.Tensor) -> None:
+    """The worker's side: answer parcels until the link closes."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    store = Store.__new__(Store)
+    store.template, store.buffer = template, buffer
+    from idiolect.engine.wire import Layout
+
+    store.layout = Layout(template)
+    arenas: list[Arena | None] = [None] * DEPTH
+    inboxes: list[torch.Tensor | None] = [None] * DEPTH
+    broadcast: Any = None
+    while True:
+        try:
+            number, slot, jobs, new_broadcast, inbox = link.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        broadcast = broadcast if new_broadcast is None else new_broadcast
+        inboxes[slot] = inboxes[slot] if inbox is None else inbox
+        arena = arenas[slot] = arenas[slot] or Arena()
+        try:
+            outcome: Any = _answer(context, store, jobs, broadcast, inboxes[slot], arena)
+        except Exception as error:
+            outcome = (type(error).__name__, str(error), traceback.format_exc())
+        grown, arena.grown = arena.grown, False
+        try:
+            link.send((number, slot, outcome, arena.buffer if grown else None))
+        except OSError:
+            os._exit(0)
+
+
+def _answer(context: Context, store: Store, jobs: list[Any], broadcast: Any, inbox: Any, arena: Arena) -> list[Any]:
+    replies = []
+    for kind, client, round, visits, score, packed in jobs:
+        down = unpack(packed, lambda a: view(broadcast if a[0] else inbox, a[1]))
+        mine = store.template if not visits else store.layout.read(store.buffer, client * store.layout.size)
+        replies.append(context.do(Job(kind, client, round, visits, down, mine, score)))
+    values = [[r.up and [r.up.mean, r.up.sum, r.up.rows], r.mine, r.weights] for r in replies]
+    packed = arena.fill(values)
+    return [
+        (r.client, r.scores, r.passes, r.seconds, r.up and r.up.weight, p)
+        for r, p in zip(replies, packed[1], strict=True)
+    ]
+
+
+def _opened(outcome: Any, memory: Any) -> Reply:
+    client, scores, passes, seconds, weight, packed = outcome
+    parts, mine, weights = unpack(packed, lambda a: view(memory, a))
+    return Reply(client, Up(*parts, weight=weight) if parts else None, mine, scores, passes, seconds, weights)
+
+
+def _not_in(value: Any, places: dict[int, Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    pack(value, lambda t: None if id(t) in places else found.append(t))
+    return found
+
+
+def _raised(outcome: tuple[str, str, str]) -> Exception:
+    kind, text, trace = outcome
+    if kind == "UsageError":
+        return UsageError(text)
+    if kind == "ContractError":
+        return ContractError(text)
+    return ClientError(f"{kind}: {text}\n--- in the worker ---\n{trace}")

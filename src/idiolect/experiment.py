@@ -1,0 +1,266 @@
+"""`Run`: one experiment as a value. `run(Run(...))` carries it out; what it was stands beside every result."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from torch import nn
+
+from idiolect import catalogue
+from idiolect.client import Settings
+from idiolect.data import Dataset, Federation, Split, federate, load, parse
+from idiolect.engine import orders
+from idiolect.engine.work import Context, Shards
+from idiolect.errors import UsageError, unknown
+from idiolect.method import Method
+from idiolect.nets import build
+from idiolect.optim import SGD, Adam, Schedule
+from idiolect.sampling import Sampler, sampler
+from idiolect.task import NORMS
+
+BACKENDS = ("workers", "serial", "stacked")
+BUFFERS = ("average", "local", "drop")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def _field(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One experiment. Validated when it is made; `to_toml` and `from_toml` are exact inverses."""
+
+    method: Method | str
+    data: str | Dataset = _field("digits", "a data set's name, or the path of one")
+    split: str | Split | Federation = _field("dirichlet:0.1", "how rows are divided over the clients")
+    clients: int = _field(20, "number of clients")
+    rounds: int = _field(50, "number of rounds")
+    ratio: float | str | Sequence[Sequence[int]] = _field(1.0, "who takes part: 0.1, bernoulli:0.1, 0.5..1")
+    epochs: int = _field(1, "local epochs in a round")
+    batch_size: int = _field(10, "samples in a step")
+    lr: float = _field(0.05, "learning rate")
+    momentum: float = _field(0.0, "momentum of SGD")
+    weight_decay: float = _field(0.0, "weight decay")
+    nesterov: bool = _field(False, "Nesterov's momentum")
+    optimizer: str = _field("sgd", "sgd, adam or adamw")
+    clip: float | None = _field(None, "largest norm of a gradient")
+    schedule: str = _field("constant", "learning rate over the rounds: constant, exponential, step, cosine")
+    decay: float = _field(0.99, "factor of the exponential and step schedules")
+    every: int = _field(100, "rounds between two steps of the step schedule")
+    network: str | nn.Module | None = _field(None, "a network's name; default: the data set's")
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    buffers: str = _field("average", "running statistics of norm layers: average, local, drop")
+    seed: int = _field(0, "seed of everything")
+    test: float = _field(0.25, "share of each client's rows to test on")
+    validation: float = _field(0.0, "share of each client's rows to validate on")
+    test_from: str = _field("merged", "test rows: merged (a share of each client's) or official")
+    drop: float = _field(0.0, "probability that a participant's reply is lost")
+    evaluate_every: int = _field(1, "rounds between two evaluations")
+    backend: str = _field("workers", "where clients run: workers, serial, stacked")
+    workers: int | None = _field(None, "worker processes; default: one per core")
+    dtype: str = _field("float32", "float32 or float64")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.method, str):
+            object.__setattr__(self, "method", catalogue.build(self.method))
+        if isinstance(self.split, str):
+            object.__setattr__(self, "split", parse(self.split))
+        for name in ("lr", "momentum", "weight_decay", "decay", "test", "validation", "drop", "clip"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _number(name, value))
+        for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every", "every"):
+            _whole(name, getattr(self, name), 0 if name == "rounds" else 1)
+        _whole("seed", self.seed, 0)
+        if self.workers is not None:
+            _whole("workers", self.workers, 1)
+        _among("backend", self.backend, BACKENDS)
+        _among("buffers", self.buffers, BUFFERS)
+        _among("dtype", self.dtype, tuple(DTYPES))
+        _among("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
+        _among("test_from", self.test_from, ("merged", "official"))
+        if self.lr < 0:
+            raise UsageError(f"lr must be a number >= 0; found {self.lr}.")
+        if self.clip is not None and self.clip <= 0:
+            raise UsageError(f"clip must be a number > 0, or none; found {self.clip}.")
+        if not 0 <= self.drop < 1:
+            raise UsageError(f"drop must be a probability in [0, 1); found {self.drop}.")
+        _ = self.sampler, self.settings, self._schedule
+        self.method.check(self)  # type: ignore[union-attr]
+
+    # what the engine asks
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        return sampler(self.ratio, self.clients)
+
+    def participants(self, round: int) -> list[int]:
+        """A function of (seed, round) alone: the same for every method."""
+        return orders.participants(self.sampler, self.clients, self.seed, round)
+
+    def evaluates(self, finished: int) -> bool:
+        """Whether clients are evaluated after so many rounds."""
+        return finished % self.evaluate_every == 0 or finished == self.rounds
+
+    @cached_property
+    def settings(self) -> Settings:
+        if self.optimizer == "sgd":
+            optimizer: SGD | Adam = SGD(self.momentum, self.weight_decay, self.nesterov)
+        elif self.momentum:
+            raise UsageError(f"momentum is SGD's; {self.optimizer} has its own. Set momentum=0 or optimizer=sgd.")
+        else:
+            optimizer = Adam(weight_decay=self.weight_decay, decoupled=self.optimizer == "adamw")
+        return Settings(self.seed, self.epochs, self.batch_size, optimizer, self.clip)
+
+    @cached_property
+    def _schedule(self) -> Schedule:
+        return Schedule(self.schedule, self.decay, self.every)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return load(self.data) if isinstance(self.data, str) else self.data
+
+    @cached_property
+    def federation(self) -> Federation:
+        if isinstance(self.split, Federation):
+            return self.split
+        return federate(
+            self.dataset, self.split, self.clients, self.seed, test=self.test, validation=self.validation,
+            test_from=self.test_from,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def module(self) -> nn.Module:
+        """The network with the initial weights of this seed."""
+        if isinstance(self.network, nn.Module):
+            return self.network
+        data = self.dataset
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(orders.key(self.seed, "network"))
+            module = build(self.network or data.network, tuple(data.x.shape[1:]), data.classes, **self.network_options)
+        if self.buffers == "drop":
+            for m in module.modules():
+                if isinstance(m, NORMS):  # batch statistics, in evaluation as well
+                    m.track_running_stats, m.running_mean, m.running_var, m.num_batches_tracked = False, None, None, None
+        return module
+
+    def context(self) -> Context:
+        """All that one client's process needs."""
+        data = self.dataset
+        return Context(
+            method=self.method, module=self.module(), shape=tuple(data.x.shape[1:]), classes=data.classes, loss=data.loss,
+            dtype=DTYPES[self.dtype], shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
+            lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    # run files
+
+    def to_toml(self) -> str:
+        """The run as TOML; it runs again as it is. Data or networks given as objects are named, not stored."""
+        table: dict[str, Any] = {"method": {"name": self.method.name, **catalogue.settings(self.method)}}  # type: ignore
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name == "method" or value == f.default or value is None:
+                continue
+            if isinstance(value, Dataset):
+                value = f"<given: {value.name}>"
+            elif isinstance(value, nn.Module):
+                value = f"<given: {type(value).__name__}>"
+            elif isinstance(value, Federation):
+                value = f"<given: {value.split_hash}>"
+            elif isinstance(value, Split):
+                value = str(value)
+            elif isinstance(value, Mapping):
+                value = dict(value)
+                if not value:
+                    continue
+            elif isinstance(value, list | tuple):
+                value = [list(ids) for ids in value]
+            table[f.name] = value
+        method = {k: "none" if v is None else v for k, v in table.pop("method").items()}  # TOML has no null
+        return tomli_w.dumps({**table, "method": _nested(method)})
+
+    @staticmethod
+    def from_toml(text: str, **given: Any) -> Run:
+        """The run of a TOML text; `given` fields stand in for what the text can only name (data, network)."""
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(f"The run file is not TOML: {error}.") from None
+        return Run.from_table(table | given)
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> Run:
+        table = dict(table)
+        method = table.pop("method", None)
+        if isinstance(method, Mapping):
+            fields = _flat({k: v for k, v in method.items() if k != "name"})
+            if "name" not in method:
+                raise UsageError("The run file's [method] has no name.")
+            method = catalogue.build(method["name"], fields)
+        if method is None:
+            raise UsageError("A run needs a method.")
+        known = {f.name for f in dataclasses.fields(Run)}
+        for name, value in table.items():
+            if name not in known:
+                raise unknown("field of a run", name, known)
+            if isinstance(value, str) and value.startswith("<given: "):
+                raise UsageError(f"The run was made with {name} as an object ({value}); hand it over as {name}=...")
+        return Run(method=method, **table)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The fields of a run file."""
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"Cannot read the run file {path}: {error.strerror}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}.") from None
+
+
+def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fedlag.top_k` as a table of its own."""
+    out: dict[str, Any] = {}
+    for name, value in fields.items():
+        part, _, field = name.rpartition(".")
+        (out.setdefault(part, {}) if part else out)[field] = value
+    return out
+
+
+def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in fields.items():
+        out |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+    return out
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        raise UsageError(f"{name} must be a finite number; found {value!r}.")
+    return float(value)
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} must be a whole number >= {least}; found {value!r}.")
+
+
+def _among(name: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UsageError(f"{name} must be one of {', '.join(known)}; found '{value}'.")

@@ -1,0 +1,193 @@
+"""The contract. A method is one frozen dataclass: its fields are hyper-parameters, its behaviour a few pure functions.
+
+It holds no tensor, network, loader, device or client list. What is shared, what is private and what the server keeps
+is said once, in `init`; how replies may be combined is said by the reply itself, in `Up`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from idiolect.errors import UsageError
+from idiolect.optim import SGD
+from idiolect.tree import Tree, stack
+
+if TYPE_CHECKING:
+    from idiolect.client import Client
+    from idiolect.experiment import Run
+    from idiolect.task import Batch, Net, Task
+
+Slots = Mapping[str, Any]  # slot name -> Tree or Tensor
+
+
+@dataclass(frozen=True)
+class State:
+    """What `init` returns: one template per home. `server`: one copy. `client`: one per client, private, never leaves
+    it. `rows`: one per client, kept at the server. A client's whole network is `down["model"] | mine["model"]`."""
+
+    server: Slots = field(default_factory=dict)
+    client: Slots = field(default_factory=dict)
+    rows: Slots = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Up:
+    """A client's reply, by how it may be combined. `mean` and `sum` can be streamed, aggregated securely, noised;
+    `rows` are the openly declared cases in which the server must see individuals. `weight` is the client's weight in
+    `mean`: its number of training samples unless given."""
+
+    mean: Slots = field(default_factory=dict)
+    sum: Slots = field(default_factory=dict)
+    rows: Slots = field(default_factory=dict)
+    weight: float | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the server may use besides states and replies. `ids` and `weights` are of the clients whose replies
+    were accepted, in the order of `up.rows`."""
+
+    round: int
+    num_clients: int
+    ids: tuple[int, ...]
+    weights: tuple[float, ...]
+    lr: float
+    rounds: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The server's entry for every client; those never written are the template. `with_` gives new Rows."""
+
+    template: Slots
+    written: Mapping[int, Slots] = field(default_factory=dict)
+
+    def __getitem__(self, client: int) -> Slots:
+        return self.written.get(client, self.template)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.written))
+
+    def with_(self, ids: Iterable[int], **slots: Any) -> Rows:
+        """New Rows in which entry k of each given slot (a stacked Tree or Tensor, or a list) is client ids[k]'s."""
+        written = dict(self.written)
+        for k, i in enumerate(ids):
+            entry = {
+                s: v.map(lambda t, k=k: t[k]) if isinstance(v, Tree) else v[k]  # type: ignore[misc]
+                for s, v in slots.items()
+            }
+            written[i] = {**self[i], **entry}
+        return Rows(self.template, written)
+
+    def stack(self, slot: str, ids: Iterable[int]) -> Any:
+        """One slot of several clients: [K, ...]."""
+        values = [self[i][slot] for i in ids]
+        return stack(values) if isinstance(values[0], Tree) else torch.stack(values)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: its hyper-parameters, and these functions."""
+
+    def init(self, net: Net) -> State:
+        """Declare, shape and initialise every home."""
+        raise NotImplementedError
+
+    def down(self, server: Slots, row: Slots) -> Slots:
+        """What one client receives. Default: all of `server`."""
+        return server
+
+    def local(self, me: Client, down: Slots, mine: Slots) -> tuple[Up, Slots]:
+        """One client's round: its reply, and its new private state."""
+        raise NotImplementedError
+
+    def server(self, server: Slots, rows: Rows, up: Up, run: Facts) -> tuple[Slots, Rows]:
+        """The server's round. Default: the mean replaces."""
+        return {**server, **up.mean}, rows
+
+    def personal(self, me: Client, down: Slots, mine: Slots) -> Tree:
+        """The weights that this client would predict with now. Asked with what was downloaded (received), and after
+        local training with the client's own reply in place of the download (trained)."""
+        return down.get("model", Tree()) | mine.get("model", Tree())
+
+    def logits(self, task: Task, w: Tree, x: Any) -> Tensor:
+        """Prediction with the personal weights; only where it differs from the network's own."""
+        return task.logits(w, x)
+
+    def notes(self, server: Slots) -> Mapping[str, Any]:
+        """Tensors of the server that are worth keeping round by round, beside the metrics."""
+        return {}
+
+    def check(self, run: Run) -> None:
+        """Refuse (UsageError) a run that breaks the method's derivation."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line: the file's name; a wrapper's follows what it wraps."""
+        own = type(self).__module__.rsplit(".", 1)[-1]
+        if own == "__main__" or not type(self).__module__.startswith("idiolect."):
+            own = type(self).__name__.lower()
+        inner = getattr(self, "inner", None)
+        return f"{inner.name}+{own}" if isinstance(inner, Method) else own
+
+    def fields(self) -> dict[str, Any]:
+        """The hyper-parameters of this method alone (without what it wraps)."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "inner"}
+
+
+@dataclass(frozen=True)
+class Wrapper(Method):
+    """A method that holds a method: all is the inner's but what the wrapper redefines."""
+
+    inner: Method
+
+    def init(self, net: Net) -> State:
+        return self.inner.init(net)
+
+    def down(self, server: Slots, row: Slots) -> Slots:
+        return self.inner.down(server, row)
+
+    def local(self, me: Client, down: Slots, mine: Slots) -> tuple[Up, Slots]:
+        return self.inner.local(me, down, mine)
+
+    def server(self, server: Slots, rows: Rows, up: Up, run: Facts) -> tuple[Slots, Rows]:
+        return self.inner.server(server, rows, up, run)
+
+    def personal(self, me: Client, down: Slots, mine: Slots) -> Tree:
+        return self.inner.personal(me, down, mine)
+
+    def logits(self, task: Task, w: Tree, x: Any) -> Tensor:
+        return self.inner.logits(task, w, x)
+
+    def notes(self, server: Slots) -> Mapping[str, Any]:
+        return self.inner.notes(server)
+
+    def check(self, run: Run) -> None:
+        self.inner.check(run)
+
+
+def unit_interval(w: Tree) -> Tree:
+    """The projection of mixing weights: every entry in [0, 1]."""
+    return w.clamp(0.0, 1.0)
+
+
+__all__ = [
+    "SGD", "Batch", "Client", "Facts", "Method", "Net", "Rows", "State", "Task", "Tree", "Up", "UsageError", "Wrapper",
+    "linear", "stack", "unit_interval",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """A method file imports everything from here: the names of the client's and the network's side as well."""
+    home = {"Batch": "task", "Net": "task", "Task": "task", "linear": "task", "Client": "client"}.get(name)
+    if home is None:
+        raise AttributeError(f"module 'idiolect.method' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"idiolect.{home}"), name)

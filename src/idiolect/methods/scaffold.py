@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from idiolect.method import Method, State, Up, UsageError
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """SCAFFOLD. Karimireddy et al., ICML 2020, Algorithm 1, option II; x, y, c, ci as in the paper.
+
+    FedAvg whose local steps are corrected by control variates: ci estimates the client's gradient, c the mean of all.
+    Departs from the paper: none; clients send y for y - x, the same to the server. From the public code: ci is kept by its
+    client, divided by the rate and the steps of this round, and c moves by the sum over N, not by the number sampled.
+    """
+
+    server_lr: float = 1.0
+
+    def init(self, net):
+        zero = net.trainable.zeros()  # normalisation buffers have no gradient to correct
+        return State(server={"model": net.weights, "c": zero}, client={"c": zero})
+
+    def steer(self, g, w, c, ci):
+        return g - ci + c  # eq. 4
+
+    def local(self, me, down, mine):
+        x, c, ci = down["model"], down["c"], mine["c"]
+        y = me.train(x, correct=self.steer, given=(c, ci))
+        new = ci - c + (x.pick(c) - y.pick(c)) / (me.steps() * me.lr)  # line 12, option II
+        return Up(mean={"model": y}, sum={"dc": new - ci}, weight=1), {"c": new}
+
+    def server(self, server, rows, up, run):
+        x, c = server["model"], server["c"]
+        moved = x + self.server_lr * (up.mean["model"] - x)  # line 17
+        return {"model": moved, "c": c + up.sum["dc"] / run.num_clients}, rows  # N, not the number sampled
+
+    def check(self, run):
+        if run.optimizer != "sgd" or run.momentum or run.clip is not None:
+            raise UsageError(
+                "SCAFFOLD reads the mean gradient off the distance moved, which holds for plain SGD alone; found "
+                "momentum, clipping or Adam. Set momentum=0, no clip, optimizer sgd."
+            )

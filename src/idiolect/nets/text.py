@@ -1,0 +1,46 @@
+"""Networks for text that comes as token ids."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from idiolect.nets.network import Network
+from idiolect.nets.refusals import Unfit, positive
+
+PADDING = 0
+
+
+def fasttext(shape: tuple[int, ...], classes: int, vocabulary: int = 98_635, dim: int = 32) -> Network:
+    """Mean of the embeddings of the token ids (0 is padding), a linear hidden layer, linear.
+
+    FedAH names fastText (Joulin et al., 2017) for AG News; its authors' code embeds 98,635 ids in 32
+    dimensions and puts a hidden linear layer of 32 without activation before the classifier: the defaults.
+    `vocabulary` is the number of ids, padding included: every id must be below it.
+    Departs from that code: the mean leaves the padding out, so that a text's feature does not depend on the
+    length to which it was padded; a text of padding alone has the mean 0.
+    """
+    positive("fasttext", vocabulary=vocabulary, dim=dim)
+    if len(shape) != 1:
+        raise Unfit(f"fasttext needs token ids (length,), found samples of shape {shape}.")
+    body: OrderedDict[str, nn.Module] = OrderedDict(
+        embedding=MeanEmbedding(vocabulary, dim), hidden=nn.Linear(dim, dim)
+    )
+    return Network(nn.Sequential(body), nn.Linear(dim, classes))
+
+
+class MeanEmbedding(nn.Module):
+    """The mean of the embeddings of the tokens that are not padding."""
+
+    def __init__(self, vocabulary: int, dim: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, dim)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        embedded: Tensor = self.table(ids)  # [B, L, dim]
+        real = (ids != PADDING).unsqueeze(-1).to(embedded.dtype)  # [B, L, 1]
+        return (embedded * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+NETWORKS = {"fasttext": fasttext}

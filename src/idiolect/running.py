@@ -1,0 +1,263 @@
+"""`run`: carry out one experiment, and keep what it found: metrics, models and the run itself, as files others can read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import save_file
+
+from idiolect.engine.loop import Backend, Progress, Report, loop, turns
+from idiolect.engine.serial import Serial
+from idiolect.engine.stacked import Stacked
+from idiolect.engine.store import Store
+from idiolect.engine.work import Context, Score
+from idiolect.errors import UsageError
+from idiolect.experiment import Run, cores
+from idiolect.method import Rows
+from idiolect.tree import Tree
+
+SUMMARY = "summary.json"
+Watch = Callable[[Report], None]
+
+
+@dataclass
+class Result:
+    """What a run found. `rounds` and `clients` are the rows of rounds.parquet and clients.parquet."""
+
+    run: Run
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    clients: list[dict[str, Any]]
+    notes: list[dict[str, torch.Tensor]]
+    context: Context
+    progress: Progress
+    path: Path | None = None
+
+    @property
+    def server(self) -> Any:
+        """The server's slots after the last round."""
+        return self.progress.server
+
+    def personal(self, client: int) -> Tree:
+        """The weights with which a client predicts after the last round."""
+        job = next(turns(self.context, self.progress, "personal", [client]))
+        return self.context.personal(job).clone()
+
+    def private(self, client: int) -> Any:
+        """A client's private slots."""
+        return self.progress.store.read(client)
+
+
+@dataclass
+class Record:
+    """Everything measured so far, as rows."""
+
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    clients: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, torch.Tensor]] = field(default_factory=list)
+
+    def add(self, report: Report) -> None:
+        row: dict[str, Any] = {
+            "round": report.round,
+            "participants": list(report.participants),
+            "dropped": list(report.dropped),
+            "bytes_down": report.bytes_down,
+            "bytes_up": report.bytes_up,
+            "gradient_passes": report.passes,
+            "seconds_train": report.seconds_train,
+            "seconds_evaluate": report.seconds_evaluate,
+        }
+        for moment in ("received", "trained"):
+            scores = getattr(report, moment)
+            row |= {f"{moment}_{k}": v for k, v in _means([s for all_ in scores.values() for s in all_]).items()}
+            self.clients += [
+                {"round": report.round, "client": i, "moment": moment, "split": s.split, "correct": s.correct, "total": s.total, "loss": s.loss}
+                for i, all_ in sorted(scores.items())
+                for s in all_
+            ]  # fmt: skip
+        self.rounds.append(row)
+        if report.notes:
+            self.notes.append({k: v.detach().clone() for k, v in report.notes.items()})
+
+
+def _means(scores: list[Score]) -> dict[str, float | None]:
+    """Test accuracy and loss: the mean over clients, and over samples."""
+    tests = [s for s in scores if s.split == "test"]
+    total = sum(s.total for s in tests)
+    return {
+        "plain": fmean(s.correct / s.total for s in tests) if tests else None,
+        "weighted": sum(s.correct for s in tests) / total if tests else None,
+        "loss": sum(s.loss for s in tests) / total if tests else None,
+    }
+
+
+def run(experiment: Run, out: str | Path | None = None, watch: Watch | None = None, models: bool = True) -> Result:
+    """Carry out an experiment. With `out`, its directory: run.toml, rounds.parquet, clients.parquet, models/ (unless
+    `models` is off), and summary.json, which is written last: its presence means that the run is finished."""
+    path = Path(out) if out is not None else None
+    if path is not None:
+        refuse(path)
+    started = time.perf_counter()
+    context = experiment.context()
+    state = context.state
+    progress = Progress(state.server, Rows(state.rows), Store(state.client, experiment.clients))
+    if path is not None:
+        path.mkdir(parents=True, exist_ok=True)
+        _write(path / "run.toml", experiment.to_toml())
+    record = Record()
+
+    def report(report: Report) -> None:
+        record.add(report)
+        if watch is not None:
+            watch(report)
+
+    with one_thread():
+        pool = backend(experiment, context, progress.store)
+        try:
+            loop(experiment, context, pool, progress, report)
+            if path is not None and models:
+                save_models(path / "models", context, progress, pool, experiment.clients)
+        finally:
+            pool.close()
+    summary = summarise(experiment, context, record, time.perf_counter() - started)
+    if path is not None:
+        write_record(path, record)
+        _write(path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    return Result(experiment, summary, record.rounds, record.clients, record.notes, context, progress, path)
+
+
+def refuse(path: Path) -> None:
+    """Nothing is overwritten: a finished run stays, and so does anything else that lies there."""
+    if (path / SUMMARY).exists():
+        raise UsageError(f"{path} holds a finished run, which is never overwritten; choose another directory.")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{path} exists and is not an empty directory; choose another, or remove it.")
+
+
+def backend(experiment: Run, context: Context, store: Store) -> Backend:
+    if experiment.backend == "serial":
+        return Serial(context)
+    if experiment.backend == "stacked":
+        return Stacked(context)
+    from idiolect.engine.workers import Workers
+
+    return Workers(context, store, experiment.workers or cores())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread, and the caller's random state as it was: the numbers depend on neither."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def summarise(experiment: Run, context: Context, record: Record, total: float) -> dict[str, Any]:
+    """The run in one object. Accuracies are fractions, on each client's own test rows."""
+    rounds = record.rounds
+    trained = [r for r in rounds if r["participants"]]
+    return {
+        "method": context.method.name,
+        "data": experiment.dataset.name,
+        "split": experiment.federation.recipe,
+        "split_hash": experiment.federation.split_hash,
+        "network_parameters": context.net.trainable.size,
+        "rounds": experiment.rounds,
+        "clients": experiment.clients,
+        "seed": experiment.seed,
+        "accuracy": {
+            moment: {
+                average: _over_rounds([r[f"{moment}_{average}"] for r in rounds], max) for average in ("plain", "weighted")
+            }
+            for moment in ("received", "trained")
+        },
+        "loss": {moment: _over_rounds([r[f"{moment}_loss"] for r in rounds], min) for moment in ("received", "trained")},
+        "bytes": {"down": sum(r["bytes_down"] for r in rounds), "up": sum(r["bytes_up"] for r in rounds)},
+        "gradient_passes": fmean(r["gradient_passes"] for r in trained) if trained else 0.0,
+        "seconds": {
+            "total": total,
+            "train": sum(r["seconds_train"] for r in rounds),
+            "evaluate": sum(r["seconds_evaluate"] for r in rounds),
+        },
+        "evaluation": (
+            "received: after download, before local training, all clients; trained: after local training, the round's "
+            "participants. plain: mean over clients; weighted: over samples. best is the best round on the test rows."
+        ),
+    }
+
+
+def _over_rounds(values: list[float | None], best: Callable[..., float]) -> dict[str, float | None]:
+    known = [v for v in values if v is not None]
+    if not known:
+        return {"last": None, "best": None, "last10": None}
+    return {"last": known[-1], "best": best(known), "last10": fmean(known[-10:])}
+
+
+def save_models(path: Path, context: Context, progress: Progress, pool: Backend, clients: int) -> None:
+    """Shared weights, and each client's personal ones. A client whose weights are the shared ones has no file of its
+    own; index.json says which file is whose."""
+    path.mkdir()
+    shared = progress.server.get("model")
+    index: dict[str, str] = {}
+    slots = {f"{slot}/{k}": v for slot, value in progress.server.items() for k, v in _named(value)}
+    if slots:
+        save_file({k: v.contiguous() for k, v in slots.items()}, path / "server.safetensors")
+    if isinstance(shared, Tree):
+        save_file({k: v.contiguous() for k, v in shared.items()}, path / "shared.safetensors")
+    for reply in pool.do(turns(context, progress, "personal", range(clients))):
+        assert reply.weights is not None
+        if isinstance(shared, Tree) and reply.weights.equals(shared):
+            index[str(reply.client)] = "shared.safetensors"
+            continue
+        name = f"client-{reply.client:05d}.safetensors"
+        save_file({k: v.detach().clone().contiguous() for k, v in reply.weights.items()}, path / name)
+        index[str(reply.client)] = name
+    _write(path / "index.json", json.dumps(dict(sorted(index.items(), key=lambda kv: int(kv[0]))), indent=1) + "\n")
+
+
+def write_record(path: Path, record: Record) -> None:
+    pq.write_table(pa.Table.from_pylist(record.rounds), path / "rounds.parquet")
+    pq.write_table(pa.Table.from_pylist(record.clients, CLIENTS), path / "clients.parquet")
+    if record.notes:
+        save_file({k: torch.stack([n[k] for n in record.notes]) for k in record.notes[0]}, path / "notes.safetensors")
+
+
+CLIENTS = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.int32()),
+        ("moment", pa.string()),
+        ("split", pa.string()),
+        ("correct", pa.int32()),
+        ("total", pa.int32()),
+        ("loss", pa.float64()),
+    ]
+)
+
+
+def _named(value: Any) -> list[tuple[str, torch.Tensor]]:
+    return list(value.items()) if isinstance(value, Tree) else [("value", value)]
+
+
+def _write(path: Path, text: str) -> None:
+    """Written beside and renamed: the file is whole or not there."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text)
+    os.replace(beside, path)
+
+

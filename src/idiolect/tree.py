@@ -1,0 +1,190 @@
+"""`Tree`: named tensors with arithmetic. The one container for weights, gradients, control variates, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Operand = "Tree | Tensor | float"
+
+
+class Tree(Mapping[str, Tensor]):
+    """Named tensors. `+ - * /` work name by name, with another Tree, a tensor or a number; `|` merges, the right side
+    wins. A Tree is never changed in place: every operation gives a new one (its tensors may be shared)."""
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = ()) -> None:
+        self._tensors: dict[str, Tensor] = dict(tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __repr__(self) -> str:
+        return f"Tree({', '.join(f'{k}{list(v.shape)}' for k, v in self.items())})"
+
+    def items(self):  # dict's own views are faster than Mapping's
+        return self._tensors.items()
+
+    def values(self):
+        return self._tensors.values()
+
+    def keys(self):
+        return self._tensors.keys()
+
+    # arithmetic
+
+    def _with(self, other: Any, op: Callable[[Any, Any], Tensor]) -> Tree:
+        if not isinstance(other, Tree):
+            return Tree({k: op(v, other) for k, v in self._tensors.items()})
+        if self._tensors.keys() != other._tensors.keys():
+            raise KeyError(_difference(self, other))
+        return Tree({k: op(v, other._tensors[k]) for k, v in self._tensors.items()})
+
+    def __add__(self, other: Any) -> Tree:
+        return self._with(other, torch.add)
+
+    def __sub__(self, other: Any) -> Tree:
+        return self._with(other, torch.sub)
+
+    def __mul__(self, other: Any) -> Tree:
+        return self._with(other, torch.mul)
+
+    def __truediv__(self, other: Any) -> Tree:
+        return self._with(other, torch.div)
+
+    def __radd__(self, other: Any) -> Tree:
+        return self._with(other, torch.add)
+
+    def __rsub__(self, other: Any) -> Tree:
+        return self._with(other, lambda a, b: b - a)
+
+    def __rmul__(self, other: Any) -> Tree:
+        return self._with(other, torch.mul)
+
+    def __neg__(self) -> Tree:
+        return self.map(torch.neg)
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Tree:
+        return Tree({**self._tensors, **other})
+
+    # selection
+
+    def pick(self, names: Iterable[str]) -> Tree:
+        """The entries of these names (another Tree serves as its own list of names)."""
+        try:
+            return Tree({k: self._tensors[k] for k in names})
+        except KeyError:
+            lacking = [k for k in names if k not in self._tensors]
+            raise KeyError(f"pick: no entry {', '.join(lacking)}; the Tree has {', '.join(self) or 'nothing'}") from None
+
+    def drop(self, names: Iterable[str]) -> Tree:
+        """All entries but these."""
+        out = set(names)
+        return Tree({k: v for k, v in self._tensors.items() if k not in out})
+
+    def under(self, prefix: str) -> Tree:
+        """The entries below `prefix.`, their names without it."""
+        cut = len(prefix) + 1
+        return Tree({k[cut:]: v for k, v in self._tensors.items() if k.startswith(prefix + ".")})
+
+    def prefixed(self, prefix: str) -> Tree:
+        """The same entries, named below `prefix.`."""
+        return Tree({f"{prefix}.{k}": v for k, v in self._tensors.items()})
+
+    # element-wise and whole-tree functions
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Tree:
+        return Tree({k: fn(v) for k, v in self._tensors.items()})
+
+    def zeros(self) -> Tree:
+        return self.map(torch.zeros_like)
+
+    def ones(self) -> Tree:
+        return self.map(torch.ones_like)
+
+    def sq(self) -> Tree:
+        return self.map(torch.square)
+
+    def clamp(self, low: float, high: float) -> Tree:
+        return self.map(lambda v: v.clamp(low, high))
+
+    def dot(self, other: Tree) -> Tensor:
+        """The inner product over all entries."""
+        return torch.stack([v.sum() for v in (self * other).values()]).sum()
+
+    def norm(self) -> Tensor:
+        return self.dot(self).sqrt()
+
+    def flat(self) -> Tensor:
+        """All entries in one vector, in the Tree's order."""
+        return torch.cat([v.reshape(-1) for v in self.values()])
+
+    def detach(self) -> Tree:
+        return self.map(Tensor.detach)
+
+    def clone(self) -> Tree:
+        return self.map(lambda v: v.detach().clone(memory_format=torch.contiguous_format))
+
+    def to(self, *args: Any) -> Tree:
+        return self.map(lambda v: v.to(*args))
+
+    @property
+    def size(self) -> int:
+        """The number of elements of all entries together."""
+        return sum(v.numel() for v in self.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(v.numel() * v.element_size() for v in self.values())
+
+    def equals(self, other: Tree) -> bool:
+        """Same names, shapes, dtypes and bits."""
+        return self.keys() == other.keys() and all(
+            v.dtype == other[k].dtype and torch.equal(v, other[k]) for k, v in self.items()
+        )
+
+
+def stack(trees: Iterable[Tree]) -> Tree:
+    """Trees of equal names stacked name by name: [K, ...]."""
+    trees = list(trees)
+    return Tree({k: torch.stack([t[k] for t in trees]) for k in trees[0]})
+
+
+def unstack(tree: Tree) -> list[Tree]:
+    """The rows of a stacked Tree, as views."""
+    count = next(iter(tree.values())).shape[0]
+    return [tree.map(lambda v, i=i: v[i]) for i in range(count)]  # type: ignore[misc]
+
+
+def _difference(left: Tree, right: Tree) -> str:
+    lacks_left = [k for k in right if k not in left]
+    lacks_right = [k for k in left if k not in right]
+    sides = [
+        f"the {side} side lacks {', '.join(names)}"
+        for side, names in (("left", lacks_left), ("right", lacks_right))
+        if names
+    ]
+    return f"Trees of different names: {'; '.join(sides)}. Use pick() or | to give both the same names."
+
+
+# vmap and grad look through a Tree
+pytree.register_pytree_node(
+    Tree,
+    lambda t: (list(t.values()), list(t.keys())),
+    lambda values, keys: Tree(zip(keys, values, strict=True)),
+    serialized_type_name="idiolect.Tree",
+)

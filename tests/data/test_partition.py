@@ -1,0 +1,334 @@
+"""Splits: every row once, the sizes, the skew, and what is refused."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idiolect.data import IID, Dirichlet, Given, Pathological, Quantity, parse
+from idiolect.errors import UsageError
+
+LABELS = np.random.default_rng(0).integers(0, 10, 2000)
+SPLITS = [
+    Dirichlet(),
+    Dirichlet(100.0, 1),
+    Pathological(),
+    Pathological(5),
+    IID(),
+    Quantity(),
+    Given(),
+    Given("merge"),
+]
+seeds = st.integers(0, 2**32)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def histogram(labels, parts):
+    return np.stack([np.bincount(labels[rows], minlength=labels.max() + 1) for rows in parts])
+
+
+def check_rows(parts, rows, clients):
+    """Every row once, ascending int64, nobody without rows."""
+    assert len(parts) == clients
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
+    for part in parts:
+        assert part.dtype == np.int64
+        assert len(part) > 0
+        assert (np.diff(part) > 0).all()
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_each_row_goes_to_exactly_one_client(split):
+    check_rows(split(LABELS, 10, 3), len(LABELS), 10)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_the_same_seed_gives_the_same_rows_whatever_was_drawn_before(split):
+    first = split(LABELS, 10, 3)
+    np.random.seed(5)
+    np.random.rand(3)
+    before = np.random.get_state()[1].copy()
+    assert same(first, split(LABELS, 10, 3))
+    assert (np.random.get_state()[1] == before).all()  # and global state is left alone
+    if not isinstance(split, Given):
+        assert not same(first, split(LABELS, 10, 4))
+
+
+def test_another_process_gives_the_same_rows():
+    code = (
+        "import numpy as np; from idiolect.data import parse;"
+        "y = np.arange(500) % 7; print([p.tolist() for s in ('dirichlet:0.3', 'pathological:2', 'iid', 'quantity:1')"
+        " for p in parse(s)(y, 9, 11)])"
+    )
+    results = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(results) == 1
+    assert results != {""}
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_the_labels_are_not_changed(split):
+    labels = LABELS.copy()
+    labels.setflags(write=False)
+    split(labels, 10, 0)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("clients", [0, -1, 2.0, True])
+def test_numbers_of_clients_that_are_none_are_refused(split, clients):
+    with pytest.raises(UsageError, match="whole number of clients"):
+        split(LABELS, clients, 0)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_more_clients_than_rows_are_refused(split):
+    with pytest.raises(UsageError, match="at least one row per client, found 5 rows for 6 clients"):
+        split(LABELS[:5], 6, 0)
+
+
+# Dirichlet
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=200), st.floats(1e-3, 1e3), seeds, st.data())
+def test_dirichlet_reaches_every_feasible_minimum(labels, alpha, seed, data):
+    labels = np.array(labels)
+    clients = data.draw(st.integers(1, len(labels)))
+    minimum = data.draw(st.integers(1, len(labels) // clients))
+    parts = Dirichlet(alpha, minimum)(labels, clients, seed)
+    check_rows(parts, len(labels), clients)
+    assert min(map(len, parts)) >= minimum
+
+
+def test_dirichlet_is_more_skewed_for_a_small_alpha():
+    def largest_share(alpha):
+        counts = histogram(LABELS, Dirichlet(alpha, 1)(LABELS, 10, 0))
+        return (counts.max(1) / counts.sum(1)).mean()
+
+    shares = [largest_share(alpha) for alpha in (0.05, 0.5, 5, 1000)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.6
+    assert shares[-1] < 0.2
+
+
+def test_dirichlet_proportions_have_the_variance_of_the_distribution():
+    labels, clients, alpha = np.zeros(10_000, int), 8, 0.7
+    sizes = np.stack([[len(rows) for rows in Dirichlet(alpha, 1)(labels, clients, s)] for s in range(300)])
+    expected = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    assert (sizes / 10_000).var() == pytest.approx(expected, rel=0.15)
+    assert (sizes / 10_000).mean(0) == pytest.approx(np.full(clients, 1 / clients), abs=0.05)
+
+
+def test_dirichlet_survives_an_alpha_that_gives_each_class_to_one_client():
+    parts = Dirichlet(1e-6, 1)(LABELS, 5, 0)
+    check_rows(parts, len(LABELS), 5)
+    assert (histogram(LABELS, parts) > 0).sum() <= 10 + 5 * 2
+
+
+def test_dirichlet_needs_no_luck_for_many_clients():
+    parts = Dirichlet(0.01, 10)(LABELS, 200, 0)  # every single row is needed
+    assert {len(rows) for rows in parts} == {10}
+
+
+def test_dirichlet_refuses_a_minimum_that_cannot_be_and_names_the_nearest():
+    with pytest.raises(UsageError, match=r"300 \* 10 = 3000|10 \* 300 = 3000.*minimum=6, or 200 clients"):
+        Dirichlet(0.1)(LABELS, 300, 0)
+
+
+@pytest.mark.parametrize("alpha", [0, -1, np.nan, np.inf, "a", True])
+@pytest.mark.parametrize("split", [Dirichlet, Quantity])
+def test_an_alpha_that_is_none_is_refused(split, alpha):
+    with pytest.raises(UsageError, match="alpha > 0"):
+        split(alpha)
+
+
+@pytest.mark.parametrize("minimum", [0, -1, 2.5, True])
+@pytest.mark.parametrize("split", [Dirichlet, Quantity])
+def test_a_minimum_that_is_none_is_refused(split, minimum):
+    with pytest.raises(UsageError, match="whole number of at least 1 for minimum"):
+        split(0.5, minimum)
+
+
+# Pathological
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 12), st.integers(1, 30), seeds, st.data())
+def test_pathological_clients_hold_exactly_their_classes(classes, clients, seed, data):
+    held = data.draw(st.integers(-(-classes // clients), classes))
+    most = -(-clients * held // classes)
+    labels = np.repeat(
+        np.arange(classes) * 3, data.draw(st.integers(most, most + 5))
+    )  # labels need not be 0..C-1
+    parts = Pathological(held)(labels, clients, seed)
+    check_rows(parts, len(labels), clients)
+    counts = histogram(labels, parts)[:, ::3]
+    assert ((counts > 0).sum(1) == held).all()
+    holders = (counts > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+    for column in counts.T:
+        shares = column[column > 0]
+        assert shares.max() - shares.min() <= 1
+
+
+def test_pathological_meetings_of_classes_are_random():
+    labels = np.repeat(np.arange(10), 100)
+    pairs = {tuple(np.unique(labels[rows])) for rows in Pathological(2)(labels, 100, 0)}
+    assert len(pairs) > 25  # of 45; consecutive classes or fixed blocks would give 5 or 10
+
+
+def test_pathological_refuses_what_cannot_be_and_names_the_nearest():
+    with pytest.raises(
+        UsageError, match=r"found 3 \* 2; the nearest that can be had is classes=4, or 5 clients"
+    ):
+        Pathological(2)(LABELS, 3, 0)
+    with pytest.raises(UsageError, match="nearest that can be had is classes=10"):
+        Pathological(11)(LABELS, 20, 0)
+    with pytest.raises(UsageError, match="found 3 rows of class 1 for 4 clients; ask for 3 clients or fewer"):
+        Pathological(2)(np.array([0] * 9 + [1] * 3), 4, 0)
+    for classes in (0, 1.5, True):
+        with pytest.raises(UsageError, match="whole number of at least 1 for classes"):
+            Pathological(classes)
+
+
+# IID, Quantity
+
+
+@given(st.integers(1, 300), seeds, st.data())
+def test_iid_sizes_differ_by_at_most_one(rows, seed, data):
+    clients = data.draw(st.integers(1, rows))
+    parts = IID()(np.zeros(rows), clients, seed)
+    check_rows(parts, rows, clients)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_iid_clients_are_alike_even_where_rows_are_sorted_by_class():
+    labels = np.repeat(np.arange(4), 1000)
+    counts = histogram(labels, IID()(labels, 4, 0))
+    assert np.abs(counts - 250).max() < 60  # more than four standard deviations
+
+
+@given(st.integers(1, 300), st.floats(0.01, 100), seeds, st.data())
+def test_quantity_reaches_every_feasible_minimum(rows, alpha, seed, data):
+    clients = data.draw(st.integers(1, rows))
+    minimum = data.draw(st.integers(1, rows // clients))
+    parts = Quantity(alpha, minimum)(np.zeros(rows), clients, seed)
+    check_rows(parts, rows, clients)
+    assert min(map(len, parts)) >= minimum
+
+
+def test_quantity_skews_sizes_and_not_labels():
+    labels = np.repeat(np.arange(4), 2500)
+
+    def spread(alpha):
+        return np.std([len(rows) for rows in Quantity(alpha)(labels, 10, 0)])
+
+    assert spread(0.2) > spread(2) > spread(200)
+    parts = [rows for rows in Quantity(0.5)(labels, 10, 0) if len(rows) > 500]
+    shares = [np.bincount(labels[rows], minlength=4) / len(rows) for rows in parts]
+    assert np.abs(np.array(shares) - 0.25).max() < 0.1
+
+
+def test_quantity_refuses_a_minimum_that_cannot_be():
+    with pytest.raises(UsageError, match="minimum=6, or 200 clients"):
+        Quantity()(LABELS, 300, 0)
+
+
+# Given
+
+GROUPS = np.array(["b", "a", "c", "a", "d", "a", "b", "c", "c"])
+
+
+def test_given_groups_come_in_the_order_of_their_names():
+    assert [rows.tolist() for rows in Given()(GROUPS, 4, 0)] == [[1, 3, 5], [0, 6], [2, 7, 8], [4]]
+
+
+def test_given_refuses_a_number_of_clients_that_is_not_the_number_of_groups():
+    with pytest.raises(
+        UsageError, match="found 4 groups for 3 clients; ask for 4 clients, or 'given:largest'"
+    ):
+        Given()(GROUPS, 3, 0)
+    for surplus in ("refuse", "largest", "merge"):
+        with pytest.raises(UsageError, match="found 4 groups for 5 clients; ask for 4 clients"):
+            Given(surplus)(GROUPS, 5, 0)
+
+
+def test_given_keeps_the_largest_groups_or_merges_them():
+    assert [rows.tolist() for rows in Given("largest")(GROUPS, 2, 0)] == [[1, 3, 5], [2, 7, 8]]
+    merged = Given("merge")(GROUPS, 2, 0)
+    assert [rows.tolist() for rows in merged] == [[0, 1, 3, 5, 6], [2, 4, 7, 8]]
+    with pytest.raises(UsageError, match="refuse, largest, merge, found 'drop'"):
+        Given("drop")
+
+
+# Texts
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("iid", IID()),
+        ("given", Given()),
+        ("given:merge", Given("merge")),
+        ("dirichlet:0.1", Dirichlet(0.1)),
+        ("dirichlet:1", Dirichlet(1.0)),
+        ("dirichlet:0.1,minimum=5", Dirichlet(0.1, 5)),
+        ("pathological:2", Pathological(2)),
+        ("quantity:0.5", Quantity(0.5)),
+        ("quantity:1e-05,minimum=3", Quantity(1e-5, 3)),
+    ],
+)
+def test_a_text_names_a_split_and_comes_back(text, split):
+    assert parse(text) == split
+    assert str(split) == text
+
+
+def test_other_ways_to_write_a_split():
+    assert parse(" dirichlet: 0.3 , 7 ") == Dirichlet(0.3, 7)
+    assert parse("dirichlet:minimum=7") == Dirichlet(minimum=7)
+    assert parse("dirichlet") == Dirichlet()
+    assert parse("quantity:minimum=4,alpha=2") == Quantity(2.0, 4)
+
+
+@given(st.floats(1e-6, 1e6), st.integers(1, 10**6))
+def test_every_split_round_trips(alpha, whole):
+    for split in (Dirichlet(alpha, whole), Quantity(alpha, whole), Pathological(whole)):
+        assert parse(str(split)) == split
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dirichlt:0.1", "Unknown split 'dirichlt'. Did you mean dirichlet"),
+        ("", "Unknown split ''"),
+        ("dirichlet:", "options alpha=0.1, minimum=10, found ''"),
+        ("dirichlet:x", "found 'x' in 'dirichlet:x'"),
+        ("dirichlet:0.1,5,6", "found '6'"),
+        ("dirichlet:minimum=5,0.1", "found '0.1'"),
+        ("dirichlet:0.1,minimum=5.5", "found 'minimum=5.5'"),
+        ("dirichlet:0.1,minimun=5", "Unknown option of split 'dirichlet' 'minimun'. Did you mean minimum"),
+        ("dirichlet:0.1,alpha=5", "gives 'alpha' twice"),
+        ("dirichlet:-1", "alpha > 0"),
+        ("pathological:2.5", "found '2.5'"),
+        ("pathological:0", "at least 1 for classes"),
+        ("iid:3", "'iid' has no options"),
+        ("given:some", "found 'some'"),
+    ],
+)
+def test_malformed_texts_are_refused_with_what_was_expected(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse(text)

@@ -1,0 +1,1 @@
+"""Slow references of the methods, written from the definitions and sharing no code with the library."""
