@@ -79,7 +79,6 @@ def test_numbers_that_are_not_finite_are_refused_with_their_row(bad):
         ([0, 2, 0, 2], r"found \{0, 2\}"),
         ([-1, 0, 1, 0], r"found \{-1, 0, 1\}"),
         ([[0], [1], [2], [1]], r"labels of shape \[rows\]"),
-        (np.float32(1), "y of shape"),
     ],
 )
 def test_labels_that_are_none_are_refused(y, message):
@@ -102,7 +101,7 @@ def test_absent_classes_are_taken_when_the_number_of_classes_is_given():
         (np.zeros((4, 3), bool), "found bool"),
         (np.array([["a"]] * 4), "found <U1"),
         (np.zeros(4), r"a single feature per row is x\[:, None\]"),
-        (np.zeros((4, 0)), "at least one feature"),
+        (np.zeros((4, 0)), "one row and one feature"),
         (np.full((4, 3), -1), "expected token ids from 0, found -1"),
         ([[1.0], [1.0, 2.0], [1.0], [1.0]], "one rectangular array"),
     ],
@@ -121,6 +120,8 @@ def test_the_constructor_checks_too():
     x, y = torch.tensor(X), torch.tensor(Y)
     with pytest.raises(UsageError, match="float64"):
         Dataset("d", x.double(), y, 3, "mlp")
+    with pytest.raises(UsageError, match=r"y of shape \[\]"):
+        Dataset("d", x, torch.tensor(1), 3, "mlp")
     with pytest.raises(UsageError, match="int64 labels"):
         Dataset("d", x, y.float(), 3, "mlp")
     with pytest.raises(UsageError, match="'cross_entropy' or 'squared', found 'hinge'"):

@@ -56,7 +56,7 @@ def parameters(network):
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("name, shape, classes, options, count", COUNTS, ids=lambda v: str(v))
+@pytest.mark.parametrize(("name", "shape", "classes", "options", "count"), COUNTS, ids=lambda v: str(v))
 def test_number_of_parameters(name, shape, classes, options, count):
     assert parameters(nets.build(name, shape, classes, **options)) == count
 
@@ -74,7 +74,7 @@ def test_numbers_that_the_papers_give_or_imply():
     assert {known: parameters(nets.build(*known)) for known in published} == published
 
 
-@pytest.mark.parametrize("shape, classes", [((3, 32, 32), 10), ((1, 28, 28), 10), ((3, 32, 32), 100)])
+@pytest.mark.parametrize(("shape", "classes"), [((3, 32, 32), 10), ((1, 28, 28), 10), ((3, 32, 32), 100)])
 def test_narrow_lenet_is_a_supervisor_of_about_a_sixth(shape, classes):
     whole, narrow = (parameters(nets.build("lenet5", shape, classes, width=w)) for w in (1.0, 0.4))
     assert 4.5 < whole / narrow < 7

@@ -27,12 +27,12 @@ def test_names_and_descriptions():
 
 def test_unknown_name():
     assert refusal("covnet3", (1, 28, 28), 10).startswith("Unknown network 'covnet3'. Did you mean convnet3")
-    with pytest.raises(UsageError, match="Unknown network 'lenet'. Did you mean lenet5"):
+    with pytest.raises(UsageError, match=r"Unknown network 'lenet'\. Did you mean lenet5"):
         nets.describe("lenet")
 
 
 @pytest.mark.parametrize(
-    "name, option, sentence",
+    ("name", "option", "sentence"),
     [
         ("lenet5", "widht", "lenet5 has no option 'widht'. Did you mean width? Its options: width, hidden."),
         ("resnet18", "zzz", "resnet18 has no option 'zzz'. Its options: norm."),
@@ -44,7 +44,7 @@ def test_unknown_option(name, option, sentence):
 
 
 @pytest.mark.parametrize(
-    "name, smallest, reason",
+    ("name", "smallest", "reason"),
     [
         ("convnet3", 8, "each of its 3 blocks halves the side"),
         ("convnet4", 16, "each of its 4 blocks halves the side"),
@@ -105,7 +105,7 @@ def test_patches_must_tile_the_image():
 
 
 @pytest.mark.parametrize(
-    "name, options, reason",
+    ("name", "options", "reason"),
     [
         ("resnet18", {"norm": "layer"}, "Known: batch, group."),
         ("resnet20", {"blocks": (3, 3)}, "'blocks' needs 3 numbers, one for each group, found (3, 3)."),

@@ -1,17 +1,17 @@
-"""FedAH. "Federated Learning with Aggregated Head", Algorithm 1: FedRep, where a client begins each round with a head
-between its own and the received one, and sends its head too.
+"""FedAH. "Federated Learning with Aggregated Head", Algorithm 1: FedRep, where a client begins each round
+with a head between its own and the received one, and sends its head too.
 
-A client has its head h_i (the initial one until it takes part) and weights W_i shaped like it (ones at first). In a
-round it receives the body r and the head h, and
-  1. learns W for `head_epochs` epochs (order 9), the body frozen, with h_hat = h_i + (h - h_i) * W computed anew for
-     every batch:  W <- clip to [0, 1] of  W - alpha dL/dh_hat * (h - h_i)                              eqs. 3 and 4
-  2. trains the head for `head_epochs` epochs (order 0) from h_hat, the body frozen;                            eq. 5
-  3. trains the body for E epochs (order 1) under that head, frozen.                                            eq. 6
-Body and head are averaged, weighted by n_i. A client predicts with the received body and the h_hat that step 1 gives;
-what it learns when it is only evaluated is thrown away.
+A client has its head h_i (the initial one until it takes part) and weights W_i shaped like it (ones at
+first). In a round it receives the body r and the head h, and
+  1. learns W for `head_epochs` epochs (order 9), the body frozen, with h_hat = h_i + (h - h_i) * W computed
+     anew for every batch:  W <- clip to [0, 1] of  W - alpha dL/dh_hat * (h - h_i)              eqs. 3 and 4
+  2. trains the head for `head_epochs` epochs (order 0) from h_hat, the body frozen;                    eq. 5
+  3. trains the body for E epochs (order 1) under that head, frozen.                                    eq. 6
+Body and head are averaged, weighted by n_i. A client predicts with the received body and the h_hat that step
+1 gives; what it learns when it is only evaluated is thrown away.
 
-alpha is `weight_lr`, or the round's learning rate if that is None; step 1 knows neither momentum nor weight decay.
-`start` is where W starts, for tests: with weight_lr 0 W is held there.
+alpha is `weight_lr`, or the round's learning rate if that is None; step 1 has neither momentum nor weight
+decay. `start` is where W starts, for tests: with weight_lr 0 W is held there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(world: World, head_epochs: int = 1, weight_lr: float | None = 1.0, start
 def learn(
     world: World, i: int, r: int, received: State, own: State, W: State, epochs: int, weight_lr: float | None
 ) -> State:
-    """Step 1: the weights W after these epochs. The body is in eval mode and the head is the only thing that varies."""
+    """Step 1: the weights W after these epochs. The body is in eval mode; only the head varies."""
     alpha = world.lr(r) if weight_lr is None else weight_lr
     h = part(received, "head.")
     W = copy(W)

@@ -1,26 +1,29 @@
-"""FedAIMS. Li et al., "FedAIMS: Adaptive Intermediate Supervision for Personalized Federated Learning", 2025: shared
-body, private head, and at each client and round one intermediate block of the body supervised beside the last.
+"""FedAIMS. Li et al., "FedAIMS: Adaptive Intermediate Supervision for Personalized Federated Learning", 2025:
+shared body, private head, and at each client and round one intermediate block supervised beside the last.
 
-    Phi = lambda (CE(head(z_m), y) + mu R_m) + (1 - lambda) (CE_j + mu R_j),  lambda = 1/m,                   eq. 12
-    R_m = dist(C_g[y], z_m),  R_j = dist(sigma_j(C_g[y]), z_j)                                              eqs. 5, 8
+    Phi = lambda (CE(head(z_m), y) + mu R_m) + (1 - lambda) (CE_j + mu R_j),  lambda = 1/m           eq. 12
+    R_m = dist(C_g[y], z_m),  R_j = dist(sigma_j(C_g[y]), z_j)                                     eqs. 5, 8
 
-The m blocks are the children of the body that own parameters, numbered from 1. z_j, of d_j channels, is the mean over
-the positions of block j's output as it leaves that child; C_g [C, d_m] are the global prototypes; the adapter sigma_j
-(d_m -> hidden -> d_j, ReLU between) and the classifier of CE_j (d_j -> C) stay at the client, as the head does.
+The m blocks are the children of the body that own parameters, numbered from 1. z_j, of d_j channels, is the
+mean over the positions of block j's output as it leaves that child; z_m is what the head sees, body(x). C_g
+[C, d_m] are the global prototypes. The adapter sigma_j (d_m -> hidden -> d_j, ReLU between) and the
+classifier of CE_j (d_j -> C) stay at the client, as the head does.
 
-The body is averaged with p_i proportional to n_i, and so are the clients' prototypes, class by class over those who
-hold the class. Blocks are chosen at the start of a round (`assign_blocks`) from the cosines of the parameters of the
-bodies that all clients so far last uploaded, as they were at the last refresh: after the rounds r in which
-`similarity_every` divides r + 1. The cosine of a pair not seen by then is 0.
+The body is averaged with p_i proportional to n_i, and so are the clients' prototypes, class by class over
+those who hold the class. Blocks are chosen at the start of a round (`assign_blocks`) from the cosines of the
+parameters of the bodies that all clients so far last uploaded, as they were at the last refresh: after the
+rounds r in which `similarity_every` divides r + 1. The cosine of a pair not seen by then is 0.
 
 - supervision: "one" block, as above; "all": every alpha = 1/m; "none": Phi = CE(head(z_m), y) + mu R_m.
-- alignment: dist is the squared difference, averaged over the batch, and averaged ("mse") or summed ("sum") over the
-  dimensions. A sample whose class has no global prototype adds 0, and still counts in the batch's size.
-- auxiliary: CE_j of the "linear" classifier; or of softmax over k of -||z_j - sigma_j(C_g[k])||^2 ("prototype"), k over
-  the classes that have a prototype, where a sample of another class adds 0; or 0 ("none").
+- alignment: dist is the squared difference, averaged over the batch, and averaged ("mse") or summed ("sum")
+  over the dimensions. A sample whose class has no global prototype adds 0, and still counts in the batch's
+  size.
+- auxiliary: CE_j of the "linear" classifier; or of softmax over k of -||z_j - sigma_j(C_g[k])||^2
+  ("prototype"), k over the classes that have a prototype, where a sample of another class adds 0; or 0
+  ("none").
 
-What is trained is the body, the head and the parts of the supervised blocks, which weight decay therefore shrinks even
-where their gradient is 0. The parts of the other blocks rest.
+What is trained is the body, the head and the parts of the supervised blocks, which weight decay therefore
+shrinks even where their gradient is 0. The parts of the other blocks rest.
 """
 
 from __future__ import annotations
@@ -28,14 +31,13 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .world import Result, State, World, average, fresh, initial, part, samples, size, train, trainable, write
 
 
 class Supervised(nn.Module):
-    """The network with the adapters and classifiers of the given blocks, and all that the loss needs as its output."""
+    """The network with these blocks' adapters and classifiers, and all that the loss needs as output."""
 
     def __init__(
         self, world: World, dims: list[int], blocks: list[int], hidden: int, linear: bool, prototypes: Tensor
@@ -100,7 +102,7 @@ def run(
         if supervision == "one" and m > 1:
             blocks = {i: [j] for i, j in assign_blocks(ids, similarity, m - 1).items()}
         else:
-            blocks = {i: every for i in ids}
+            blocks = dict.fromkeys(ids, every)
         chosen.append(blocks)
         bodies, weights, local = [], [], []
         for i in ids:
@@ -149,6 +151,7 @@ def through(body: nn.Sequential, x: Tensor) -> tuple[Tensor, list[Tensor]]:
             while feature.dim() > 2:
                 feature = feature.mean(-1)
             features.append(feature)
+    features[-1] = x  # the head is linear on the last
     return x, features
 
 
@@ -178,7 +181,7 @@ def objective(
     alignment: str,
     auxiliary: str,
 ) -> Tensor:
-    """Phi_i of one batch. `outputs` are the logits, the block features, sigma_j(C_g) and the auxiliary logits."""
+    """Phi_i of a batch. `outputs`: the logits, the block features, sigma_j(C_g) and the auxiliary logits."""
     logits, features, targets, auxiliary_logits = outputs
     main = world.loss(logits, y) + mu * distance(features[-1], prototypes, y, known, alignment)
     if not targets:
@@ -187,7 +190,7 @@ def objective(
     for j in targets:
         task = mu * distance(features[j - 1], targets[j], y, known, alignment)
         if auxiliary == "linear":
-            task = task + F.cross_entropy(auxiliary_logits[j], y)
+            task = task + nn.functional.cross_entropy(auxiliary_logits[j], y)
         if auxiliary == "prototype":
             task = task + prototype_loss(features[j - 1], targets[j], y, known)
         total = total + (1 - 1 / m) / len(targets) * task  # "one": 1 - lambda; "all": 1/m each
@@ -195,7 +198,7 @@ def objective(
 
 
 def distance(z: Tensor, targets: Tensor, y: Tensor, known: list[bool], alignment: str = "mse") -> Tensor:
-    """R: the squared differences between features z [B, d] and the rows of targets [C, d] that belong to them."""
+    """R: squared differences between features z [B, d] and the rows of targets [C, d] of their classes."""
     total = torch.zeros((), dtype=z.dtype)
     for n in range(len(z)):
         k = int(y[n])
@@ -219,7 +222,7 @@ def prototype_loss(z: Tensor, targets: Tensor, y: Tensor, known: list[bool]) -> 
 
 
 def class_means(world: World, w: State, i: int) -> dict[int, Tensor]:
-    """C_i: the mean block-m feature of each class that client i holds (eq. 3), in eval mode at the received body."""
+    """C_i: the mean z_m of each class that client i holds (eq. 3), in eval mode, of the received body."""
     module = fresh(world)
     write(module, w)
     module.eval()
@@ -232,7 +235,7 @@ def class_means(world: World, w: State, i: int) -> dict[int, Tensor]:
 def merge(
     old: Tensor, known: list[bool], local: list[dict[int, Tensor]], weights: list[float]
 ) -> tuple[Tensor, list[bool]]:
-    """C_g after a round: for each class the p_i-weighted mean over those who hold it; else the last prototype."""
+    """C_g after a round: for each class the p_i-weighted mean over those who hold it; else as it was."""
     new, known = old.clone(), list(known)
     for k in range(len(old)):
         held = [(weight, means[k]) for weight, means in zip(weights, local, strict=True) if k in means]
@@ -256,7 +259,7 @@ def cosines(bodies: dict[int, Tensor], clients: int) -> list[list[float]]:
 
 
 def assign_blocks(participants: list[int], similarity: list[list[float]], groups: int) -> dict[int, int]:
-    """Algorithm 2: participant -> block, 1 ... groups. `similarity[i][j]` is of clients i and j, 0 where unknown."""
+    """Algorithm 2: participant -> block, 1 ... groups. `similarity[i][j]` is of clients; 0 if unknown."""
     members: list[list[int]] = [[] for _ in range(groups)]
     for i in participants:
         smallest = min(len(group) for group in members)

@@ -1,18 +1,20 @@
 """FedLAG. "Towards Layer-wise Personalized Federated Learning: Adaptive Layer Disentanglement via Conflicting
-Gradients", Algorithms 1 and 2: any method that averages models, with the layers whose updates conflict most kept by
-the clients.
+Gradients", Algorithms 1 and 2: any method that averages models, where the clients keep the layers whose
+updates conflict most.
 
-    h[l,u] = layer l as client u returned it - layer l as u started from it                                    eq. 2
-    GC(l) = the number of pairs u < v of participants with cos(h[l,u], h[l,v]) < xi                            eq. 3
-    L_p = the k layers of highest GC among those with GC > 0; the earlier layer on a tie                 Algorithm 2
+    h[l,u] = layer l as client u returned it - layer l as u started from it                           eq. 2
+    GC(l) = the number of pairs u < v of participants with cos(h[l,u], h[l,v]) < xi                   eq. 3
+    L_p = the k layers of highest GC among those with GC > 0; the earlier layer on a tie        Algorithm 2
 
-A layer is a module that owns parameters: all of them together, and its buffers, which take no part in the angle. In
-round r + 1 a client takes the layers in L_p of round r from what it last returned itself, whenever that was; a client
-that never took part takes the server's, as everybody does for all other layers. The server averages all layers always.
+A layer is a module that owns parameters: all of them together, and its buffers, which take no part in the
+angle. In round r + 1 a client takes the layers in L_p of round r from what it last returned itself, whenever
+that was; a client that never took part takes the server's, as everybody does for all other layers. The server
+always averages all layers.
 
-- The `warmup` rounds r = 0 ... warmup - 1 run the inner method unchanged: L_p of rounds before warmup - 1 is empty. That
-  of round warmup - 1 is the first that can hold a layer, since it acts in round `warmup` only.
-- scores: L_p of each "round" from that round's GC; or, "warmup", from the sum of the GC over the warm-up, once for all.
+- The `warmup` rounds r = 0 ... warmup - 1 run the inner method unchanged: L_p is empty before round warmup -
+  1. That of round warmup - 1 is the first that can hold a layer, since it acts in round `warmup` only.
+- scores: L_p of each "round" from its own GC; or, "warmup", from the sum of GC over the warm-up, once for
+  all.
 - weights: after the warm-up the server's averages are weighted by n_i ("samples"), or "uniform" as in eq. 4.
 - skip_norm: normalisation modules are never personal and their conflicts are not counted.
 """
@@ -96,7 +98,7 @@ def flat(update: State, layer: str) -> Tensor:
 
 
 def assemble(server: State, own: State | None, personal: list[str]) -> State:
-    """The model that a client works with: its own personal layers if it has any, the server's for the rest."""
+    """The model that a client works with: its own personal layers if it has any, else the server's."""
     w = copy(server)
     if own is not None:
         for name in w:

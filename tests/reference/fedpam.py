@@ -1,15 +1,16 @@
-"""FedPAM. "FedPAM: Bridging Local Divergence in Federated Learning via Personalized Adjustment Matrix": FedAvg, beside
-which each client learns a matrix P_k [d, d], identity at first, that it never sends.
+"""FedPAM. "FedPAM: Bridging Local Divergence in Federated Learning via Personalized Adjustment Matrix":
+FedAvg, beside which each client learns a matrix P_k [d, d], identity at first, that it never sends.
 
-    F_k = CE(W z + b, y) + lam PCL,  z = body(x)                                                              eq. 3.4
-    PCL = mean_i -log( e(z_i . w_{y_i}) / (sum_c e(z_i . w_c) + sum_{j: y_j != y_i} e(z_i . z_j)) )           eq. 3.3
+    F_k = CE(W z + b, y) + lam PCL,  z = body(x)                                                     eq. 3.4
+    PCL = mean_i -log( e(z_i.w_{y_i}) / (sum_c e(z_i.w_c) + sum_{j: y_j != y_i} e(z_i.z_j)) )        eq. 3.3
 
-where e(s) = exp(s / tau), and features z_i and anchors w_c, the rows of W P_k, are divided by their norm, or by 1e-8
-if that is larger. Body, W, b and P_k are trained together, by one SGD with the world's momentum and weight decay, which
-acts on P_k too. Body and head are averaged, weighted by n_i.
+where e(s) = exp(s / tau), and features z_i and anchors w_c, the rows of W P_k, are divided by their norm, or
+by 1e-8 if that is larger. Body, W, b and P_k are trained together, by one SGD with the world's momentum and
+weight decay, which acts on P_k too. Body and head are averaged, weighted by n_i.
 
 - pam=False: P_k stays the identity.
-- contrast=False: F_k = CE(W z + b, y) + CE(W P_k z, y), with no weight between them and no bias in the second.
+- contrast=False: F_k = CE(W z + b, y) + CE(W P_k z, y), with no weight between them and no bias in the
+  second.
 
 A client predicts with W P_k z, the entry "adjust" being P_k; W, b and the body are the received ones.
 """
@@ -67,12 +68,13 @@ def run(world: World, lam: float = 30.0, tau: float = 0.5, pam: bool = True, con
 def contrastive(z: Tensor, anchors: Tensor, y: Tensor, tau: float) -> Tensor:
     """PCL of one batch: features z [B, d], anchors W P [C, d], labels y [B]."""
     total = torch.zeros((), dtype=z.dtype)
+    features, anchors = [unit(row) for row in z], [unit(row) for row in anchors]
     for i in range(len(z)):
-        against = [unit(z[i]) @ unit(anchors[c]) / tau for c in range(len(anchors))]
+        against = [features[i] @ anchor / tau for anchor in anchors]
         positive = against[int(y[i])]
         for j in range(len(z)):
             if y[j] != y[i]:
-                against.append(unit(z[i]) @ unit(z[j]) / tau)
+                against.append(features[i] @ features[j] / tau)
         total = total + torch.logsumexp(torch.stack(against), 0) - positive
     return total / len(z)
 

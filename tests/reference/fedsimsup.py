@@ -1,22 +1,24 @@
-"""FedSimSup, Algorithm 1: logits q_theta(x) + q_s(x) of two networks side by side. The supervisor s stays at the
-client; of the inter-learning model theta the server keeps one for every client.
+"""FedSimSup, Algorithm 1: logits q_theta(x) + q_s(x) of two networks side by side. The supervisor s stays at
+the client; of the inter-learning model theta the server keeps one for every client.
 
-Client: tau_s epochs train s with theta frozen (order 0), then tau_theta epochs train theta with s frozen (order 1);
-the frozen one is in eval mode. Server, after the round t = r + 1 = 1, 2, ... with participants S, |S| = K: theta_i of
-a participant is what it returned; every other client's (eqs. 7 to 10) is
+Client: tau_s epochs train s with theta frozen (order 0), then tau_theta epochs train theta with s frozen
+(order 1); the frozen one is in eval mode. Server, after the round t = r + 1 = 1, 2, ... with participants S,
+|S| = K: theta_i of a participant is what it returned; every other client's (eqs. 7 to 10) is
 
     theta_i <- (1 - a) theta_i + a sum_{j in S} s_ij theta_j / sum_{j in S} s_ij,        a = lambda_i beta_t,
     lambda_i = M / (M + K m_i),  M = sum_{j in S} m_j,  beta_t = 1 if t < C T^gamma else (C T^gamma / t)^2
 
-with s_ij the cosine of the clients' label proportions; if every s_ij is 0 nothing changes. Buffers are mixed too.
+with s_ij the cosine of the clients' label proportions; if every s_ij is 0 nothing changes. Buffers are mixed
+too.
 
 - similarity=False: every s_ij is 1, so others learn from the plain average of S, with the same a.
 - structure="serial": one network; theta is its body and s is its head.
-- supervisor: what makes a supervisor, a module with its initial weights; or a list of these, one per client. None is
-  `world.supervisor`, which a world used here must then have.
+- supervisor: what makes a supervisor, a module with its initial weights; or a list of these, one per client.
+  None is `world.supervisor`, which a world used so must have.
 
-A client's state has "theta.<name>" and "supervisor.<name>", with the names of each network's own state (serial:
-"theta.body..." and "supervisor.head..."). `Result.server` is empty; `extra["theta"]` holds what the server keeps.
+A client's state has "theta.<name>" and "supervisor.<name>", with the names of each network's own state
+(serial: "theta.body..." and "supervisor.head..."). `Result.server` is empty; `extra["theta"]` is what the
+server keeps.
 """
 
 from __future__ import annotations

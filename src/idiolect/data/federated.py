@@ -21,7 +21,7 @@ TestFrom = Literal["merged", "official"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """Row numbers of `dataset` per client, ascending and read-only.
+    """Row numbers of `dataset` per client, ascending.
 
     No row belongs to two clients or to two parts. `split_hash` identifies the division; `recipe` says in
     words how it was made.
@@ -190,7 +190,5 @@ def _recipe(
 
 
 def _federation(dataset: Dataset, parts: list[Parts], recipe: str) -> Federation:
-    for rows in (rows for part in parts for rows in part):
-        rows.setflags(write=False)
     train, validation, test = zip(*parts, strict=True)
     return Federation(dataset, train, validation, test, split_hash(parts), recipe)

@@ -30,8 +30,9 @@ class Scaffold(Method):
         return Up(mean={"model": y}, sum={"dc": new - ci}, weight=1), {"c": new}
 
     def server(self, server, rows, up, run):
-        x, c = server["model"], server["c"]
-        moved = x + self.server_lr * (up.mean["model"] - x)  # line 17
+        c, y = server["c"], up.mean["model"]
+        x = server["model"].pick(c)
+        moved = y | (x + self.server_lr * (y.pick(c) - x))  # line 17; buffers are plainly averaged
         return {"model": moved, "c": c + up.sum["dc"] / run.num_clients}, rows  # N, not the number sampled
 
     def check(self, run):

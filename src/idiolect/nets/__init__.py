@@ -19,7 +19,7 @@ import torch
 
 from idiolect.errors import UsageError, unknown
 from idiolect.nets.network import Network
-from idiolect.nets.refusals import Unfit, positive, sizes
+from idiolect.nets.refusals import UnfitError, positive, sizes
 
 __all__ = ["Network", "build", "describe", "fitting", "names"]
 
@@ -36,9 +36,9 @@ def build(name: str, shape: Sequence[int], classes: int, **options: object) -> N
         raise UsageError(f"{name}: 'shape' is one sample's shape without the batch, found ().")
     try:
         return builder(shape, classes, **options)
-    except Unfit as error:
+    except UnfitError as error:
         others = ", ".join(fitting(shape, classes))
-        raise Unfit(f"{error} Networks that take samples of shape {shape}: {others}.") from None
+        raise UnfitError(f"{error} Networks that take samples of shape {shape}: {others}.") from None
 
 
 def names() -> list[str]:
@@ -58,7 +58,7 @@ def fitting(shape: Sequence[int], classes: int) -> list[str]:
         for name in names():
             try:
                 _builder(name)(tuple(shape), classes)
-            except Unfit:
+            except UnfitError:
                 continue
             found.append(name)
     return found

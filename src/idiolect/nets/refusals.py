@@ -5,18 +5,18 @@ from __future__ import annotations
 from idiolect.errors import UsageError
 
 
-class Unfit(UsageError):
+class UnfitError(UsageError):
     """The samples are not of the kind or size that the network takes."""
 
 
 def image(network: str, shape: tuple[int, ...], smallest: int = 1, because: str = "") -> tuple[int, int, int]:
-    """Channels, height and width of one image; refused where a side is below `smallest`, which is `because`."""
+    """Channels, height and width of one image; refused where a side is below `smallest`."""
     if len(shape) != 3:
-        raise Unfit(f"{network} needs images (channels, height, width), found samples of shape {shape}.")
+        raise UnfitError(f"{network} needs images (channels, height, width), found samples of shape {shape}.")
     channels, height, width = shape
     if min(height, width) < smallest:
         least = f"{smallest}x{smallest}"
-        raise Unfit(f"{network} needs images of at least {least} ({because}), found {height}x{width}.")
+        raise UnfitError(f"{network} needs images of at least {least} ({because}), found {height}x{width}.")
     return channels, height, width
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 from idiolect.errors import UsageError, unknown
@@ -110,8 +110,8 @@ class Residual(nn.Module):
             self.shortcut = nn.Sequential(layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 def _convolve(inputs: int, outputs: int, side: int, stride: int = 1) -> nn.Conv2d:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from idiolect.nets.network import Network
-from idiolect.nets.refusals import Unfit, positive
+from idiolect.nets.refusals import UnfitError, positive
 
 PADDING = 0
 
@@ -23,7 +23,7 @@ def fasttext(shape: tuple[int, ...], classes: int, vocabulary: int = 98_635, dim
     """
     positive("fasttext", vocabulary=vocabulary, dim=dim)
     if len(shape) != 1:
-        raise Unfit(f"fasttext needs token ids (length,), found samples of shape {shape}.")
+        raise UnfitError(f"fasttext needs token ids (length,), found samples of shape {shape}.")
     body: OrderedDict[str, nn.Module] = OrderedDict(
         embedding=MeanEmbedding(vocabulary, dim), hidden=nn.Linear(dim, dim)
     )

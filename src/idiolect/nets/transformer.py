@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from idiolect.errors import UsageError
 from idiolect.nets.network import Network
-from idiolect.nets.refusals import Unfit, image, positive
+from idiolect.nets.refusals import UnfitError, image, positive
 
 
 def tinyvit(
@@ -29,7 +28,7 @@ def tinyvit(
         raise UsageError(f"tinyvit: 'dim' must be a multiple of 'heads', found dim={dim} and heads={heads}.")
     channels, height, width = image("tinyvit", shape, patch, "one patch")
     if height % patch or width % patch:
-        raise Unfit(
+        raise UnfitError(
             f"tinyvit needs images whose sides are multiples of the patch's, {patch}, "
             f"found {height}x{width}. Option 'patch' sets it."
         )
@@ -86,7 +85,7 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.transpose(1, 2)  # [B, T, dim]
         x = x + self.attention(self.norm1(x))
-        x = x + self.outer(F.gelu(self.inner(self.norm2(x))))
+        x = x + self.outer(nn.functional.gelu(self.inner(self.norm2(x))))
         closed: Tensor = self.norm3(x)
         return closed.transpose(1, 2)  # [B, dim, T]
 

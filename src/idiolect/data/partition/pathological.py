@@ -59,8 +59,8 @@ class Pathological(Split):
     def _holdings(self, classes: int, clients: int, random: np.random.Generator) -> Counts:
         """1 where a client holds a class: [clients, classes].
 
-        Each client in turn takes the classes with the fewest holders so far, lots deciding ties. So the numbers
-        of holders never differ by more than one, and a client's classes are always distinct.
+        Each client in turn takes the classes with the fewest holders so far, lots deciding ties. So the
+        numbers of holders never differ by more than one, and a client's classes are always distinct.
         """
         held = np.zeros((clients, classes), np.int64)
         for client in random.permutation(clients):

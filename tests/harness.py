@@ -1,0 +1,97 @@
+"""A small federation with everything that goes wrong in it, and the bridge from a run to the references' `World`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from reference.world import Result as Reference
+from reference.world import World
+
+from idiolect import Result, Run, run
+from idiolect.data import Dataset, Federation
+from idiolect.data.federated import split_hash
+from idiolect.engine import orders
+from idiolect.nets import build
+from idiolect.tree import Tree
+
+SIZES = (17, 9, 5, 3, 12, 7, 4, 11)  # unequal, several smaller than a batch; 5, 9, 17 leave a last batch of one
+CLASSES = 3
+
+
+def federation(sizes: tuple[int, ...] = SIZES, images: bool = False, seed: int = 0) -> Federation:
+    """Clients of these sizes with label-skewed, partly separable data, each with 4 test rows. Client 3 has one class."""
+    draw = np.random.default_rng(seed)
+    shape = (1, 8, 8) if images else (6,)
+    x, y, train, test, at = [], [], [], [], 0
+    for client, n in enumerate(sizes):
+        skew = draw.dirichlet([0.6] * CLASSES)
+        labels = draw.choice(CLASSES, size=n + 4, p=skew)
+        if client == 3:
+            labels[:] = 1
+        centres = np.stack([np.full(shape, c - 1.0) for c in range(CLASSES)])
+        x.append(centres[labels] * 0.7 + draw.normal(size=(n + 4, *shape)) + 0.2 * client)
+        y.append(labels)
+        train.append(np.arange(at, at + n))
+        test.append(np.arange(at + n, at + n + 4))
+        at += n + 4
+    data = Dataset("small", torch.tensor(np.concatenate(x), dtype=torch.float32), torch.tensor(np.concatenate(y)), CLASSES, "mlp")
+    parts = [(a, np.array([], dtype=np.int64), b) for a, b in zip(train, test, strict=True)]
+    own, validation, tests = zip(*parts, strict=True)
+    return Federation(data, own, validation, tests, split_hash(parts), "small")
+
+
+def experiment(method: Any, **fields: Any) -> Run:
+    """Four rounds in float64 with 5 of 8 unequal clients, momentum, weight decay and a falling rate."""
+    images = fields.pop("images", False)
+    fed = fields.pop("federation", None) or federation(fields.pop("sizes", SIZES), images)
+    fields.setdefault("network", "convnet3" if images else "mlp")
+    if fields["network"] == "mlp":
+        fields.setdefault("network_options", {"hidden": (5,)})
+    base: dict[str, Any] = dict(
+        data=fed.dataset, split=fed, clients=fed.clients, rounds=4, ratio=0.65, epochs=2, batch_size=4, lr=0.1,
+        momentum=0.5, weight_decay=0.01, schedule="exponential", decay=0.9, dtype="float64", backend="serial", seed=3,
+    )  # fmt: skip
+    return Run(method=method, **{**base, **fields})
+
+
+def world(experiment: Run, supervisor: Any = None) -> World:
+    """The same experiment as the references see it."""
+    context = experiment.context()
+
+    def batches(i: int, r: int, order: int, epoch: int, share: float = 1.0) -> list[torch.Tensor]:
+        n = context.shards.size("train", i)
+        return orders.batches(n, experiment.batch_size, experiment.seed, r, i, order, epoch, share)
+
+    def linear(name: str, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = context.net.linear(name, inputs, outputs)
+        return layer[f"{name}.weight"], layer[f"{name}.bias"]
+
+    return World(
+        clients=experiment.clients, rounds=experiment.rounds, classes=context.classes, participants=experiment.participants,
+        data=lambda i: context.shards.part("train", i), batches=batches, module=lambda: experiment.module(), lr=context.rate,
+        epochs=experiment.epochs, momentum=experiment.momentum, weight_decay=experiment.weight_decay, linear=linear,
+        loss=lambda out, y: 0.5 * (out - y).square().sum(1).mean() if context.loss == "squared" else torch.nn.functional.cross_entropy(out, y),
+    )  # fmt: skip
+
+
+def agree(found: Result, reference: Reference, tolerance: float = 1e-10) -> None:
+    """Shared and every personal model of the engine are the reference's, entry by entry."""
+    shared = found.server.get("model", Tree())
+    assert set(shared) == set(reference.server)
+    for name, value in reference.server.items():
+        torch.testing.assert_close(shared[name], value, rtol=0, atol=tolerance, msg=lambda m, name=name: f"shared {name}: {m}")
+    for i, expected in enumerate(reference.clients):
+        own = found.personal(i)
+        assert set(own) == set(expected), f"client {i}: {sorted(set(own) ^ set(expected))}"
+        for name, value in expected.items():
+            torch.testing.assert_close(own[name], value, rtol=0, atol=tolerance, msg=lambda m, i=i, name=name: f"client {i} {name}: {m}")
+
+
+def moved(a: Tree, b: Tree) -> float:
+    """The largest difference of two Trees."""
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
+
+
+__all__ = ["agree", "build", "experiment", "federation", "moved", "run", "world"]
