@@ -238,21 +238,28 @@ class Task:
     def lay(self, w: Tree, trained: Iterable[str], single: bool = False) -> Tree:
         """Copy `w` into the resident module and give back the live Tree: its leaves are the module's tensors, those
         of `trained` require gradients. Modules train where something below them is trained; the rest are in eval
-        mode. `single`: a client of one sample, whose norm layers stay in eval mode."""
+        mode. `single`: a client of one sample, whose norm layers stay in eval mode. A Tree that is not a whole network
+        (mixing weights, say) becomes leaves of its own, and the network is in eval mode."""
         trained = frozenset(trained)
+        whole = self._live.keys() <= w.keys()
         live: dict[str, Tensor] = {}
         with torch.no_grad():
             for k, v in w.items():
-                p = self._live.get(k)
+                p = self._live.get(k) if whole else None
                 if p is None:
                     p = v.detach().clone(memory_format=torch.contiguous_format)
                 else:
                     p.copy_(v)
                 live[k] = p.requires_grad_(k in trained) if p.is_floating_point() else p
-        for module, twin, mode in self._mode_list(trained):
+        for module, twin, mode in self._mode_list(trained if whole else frozenset()):
             mode = mode and not (single and isinstance(module, NORMS))
             module.training = twin.training = mode
         return Tree(live)
+
+    def set_modes(self, w: Tree, trained: frozenset[str]) -> None:
+        """The modes of a phase, for weights that are not laid out here (stacked clients)."""
+        for _, twin, mode in self._mode_list(trained if self._live.keys() <= w.keys() else frozenset()):
+            twin.training = mode
 
     def _mode_list(self, trained: frozenset[str]) -> list[tuple[nn.Module, nn.Module, bool]]:
         if trained not in self._modes:

@@ -187,6 +187,14 @@ def test_rounding_does_not_starve_clients_that_hold_little_of_everything():
     assert max(sizes) <= 4
 
 
+def test_a_client_that_rounding_leaves_with_nothing_is_given_a_test_row_of_a_class_that_it_holds():
+    group = np.array([0] * 20 + [1] * 20 + [2] + [0] * 4)
+    labels = np.array([0] * 20 + [1] * 20 + [1] + [0, 0, 1, 1])
+    data = data_with(labels, 2, np.arange(45) >= 41, group)
+    federation = federate(data, "given", 3, 0, test_from="official")
+    assert [labels[rows].tolist() for rows in federation.test] == [[0, 0], [1], [1]]
+
+
 def test_a_class_that_nobody_trains_on_is_not_tested():
     data = official_data([6, 0], [2, 2], 2)
     federation = federate(data, "iid", 2, 0, test_from="official")

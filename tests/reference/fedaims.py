@@ -16,11 +16,9 @@ rounds r in which `similarity_every` divides r + 1. The cosine of a pair not see
 
 - supervision: "one" block, as above; "all": every alpha = 1/m; "none": Phi = CE(head(z_m), y) + mu R_m.
 - alignment: dist is the squared difference, averaged over the batch, and averaged ("mse") or summed ("sum")
-  over the dimensions. A sample whose class has no global prototype adds 0, and still counts in the batch's
-  size.
+  over the dimensions. A sample whose class has no global prototype adds 0, but counts in the batch's size.
 - auxiliary: CE_j of the "linear" classifier; or of softmax over k of -||z_j - sigma_j(C_g[k])||^2
-  ("prototype"), k over the classes that have a prototype, where a sample of another class adds 0; or 0
-  ("none").
+  ("prototype"), k over the classes that have a prototype, and samples of other classes add 0; or 0 ("none").
 
 What is trained is the body, the head and the parts of the supervised blocks, which weight decay therefore
 shrinks even where their gradient is 0. The parts of the other blocks rest.

@@ -11,10 +11,9 @@ angle. In round r + 1 a client takes the layers in L_p of round r from what it l
 that was; a client that never took part takes the server's, as everybody does for all other layers. The server
 always averages all layers.
 
-- The `warmup` rounds r = 0 ... warmup - 1 run the inner method unchanged: L_p is empty before round warmup -
-  1. That of round warmup - 1 is the first that can hold a layer, since it acts in round `warmup` only.
-- scores: L_p of each "round" from its own GC; or, "warmup", from the sum of GC over the warm-up, once for
-  all.
+- The first `warmup` rounds, r = 0 ... warmup - 1, run the inner method unchanged: L_p is empty in all of them
+  but the last, whose L_p acts in round r = warmup, the first that differs.
+- scores: L_p of each "round" from its own GC; or, "warmup", from the sum of GC over the warm-up, for good.
 - weights: after the warm-up the server's averages are weighted by n_i ("samples"), or "uniform" as in eq. 4.
 - skip_norm: normalisation modules are never personal and their conflicts are not counted.
 """
@@ -108,7 +107,7 @@ def assemble(server: State, own: State | None, personal: list[str]) -> State:
 
 
 def count_conflicts(updates: list[Tensor], xi: float) -> int:
-    """GC of one layer: pairs whose cosine is under xi. An update of zero has no angle and conflicts with none."""
+    """GC of one layer: pairs whose cosine is under xi. A zero update has no angle: no conflict."""
     count = 0
     for u in range(len(updates)):
         for v in range(u + 1, len(updates)):

@@ -9,8 +9,7 @@ by 1e-8 if that is larger. Body, W, b and P_k are trained together, by one SGD w
 weight decay, which acts on P_k too. Body and head are averaged, weighted by n_i.
 
 - pam=False: P_k stays the identity.
-- contrast=False: F_k = CE(W z + b, y) + CE(W P_k z, y), with no weight between them and no bias in the
-  second.
+- contrast=False: F_k = CE(W z + b, y) + CE(W P_k z, y), without lam, and without bias in the second.
 
 A client predicts with W P_k z, the entry "adjust" being P_k; W, b and the body are the received ones.
 """

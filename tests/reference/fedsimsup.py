@@ -8,8 +8,7 @@ Client: tau_s epochs train s with theta frozen (order 0), then tau_theta epochs 
     theta_i <- (1 - a) theta_i + a sum_{j in S} s_ij theta_j / sum_{j in S} s_ij,        a = lambda_i beta_t,
     lambda_i = M / (M + K m_i),  M = sum_{j in S} m_j,  beta_t = 1 if t < C T^gamma else (C T^gamma / t)^2
 
-with s_ij the cosine of the clients' label proportions; if every s_ij is 0 nothing changes. Buffers are mixed
-too.
+with s_ij the cosine of the label proportions; if every s_ij is 0 nothing changes. Buffers are mixed too.
 
 - similarity=False: every s_ij is 1, so others learn from the plain average of S, with the same a.
 - structure="serial": one network; theta is its body and s is its head.
@@ -17,8 +16,7 @@ too.
   None is `world.supervisor`, which a world used so must have.
 
 A client's state has "theta.<name>" and "supervisor.<name>", with the names of each network's own state
-(serial: "theta.body..." and "supervisor.head..."). `Result.server` is empty; `extra["theta"]` is what the
-server keeps.
+(serial: "theta.body..." and "supervisor.head..."). `Result.server` is empty; the server keeps `extra["theta"]`.
 """
 
 from __future__ import annotations

@@ -130,8 +130,7 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
     p = phases[0]
     if len(phases) == 1:
         return [steps.train(task, p)]
-    for _, twin, mode in task._mode_list(frozenset(p.trained)):
-        twin.training = mode
+    task.set_modes(p.weights, frozenset(p.trained))
     params = [torch.stack([q.weights[k] for q in phases]).detach() for k in p.trained]  # [K, ...] each
     frozen, frozen_dims = _join([{k: v for k, v in q.weights.items() if k not in p.trained} for q in phases])
     given, given_dims = _join([q.given for q in phases])
