@@ -71,6 +71,9 @@ def run(
     similarity_every: int = 1,
     hidden: int = 64,
 ) -> Result:
+    assert supervision in ("one", "all", "none")
+    assert alignment in ("mse", "sum")
+    assert auxiliary in ("linear", "prototype", "none")
     dims = widths(world)
     m = len(dims)
     body = part(initial(world), "body.")

@@ -42,6 +42,9 @@ def run(
     mu: float = 0.01,
 ) -> Result:
     """`inner` is "fedavg", or "fedprox" with this mu, pulled to the model that the client starts from."""
+    assert inner in ("fedavg", "fedprox")
+    assert scores in ("round", "warmup")
+    assert weights in ("samples", "uniform")
     layers = layer_names(fresh(world), skip_norm)
     angled = trainable(world)
     server = initial(world)

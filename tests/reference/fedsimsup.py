@@ -16,7 +16,7 @@ with s_ij the cosine of the label proportions; if every s_ij is 0 nothing change
   None is `world.supervisor`, which a world used so must have.
 
 A client's state has "theta.<name>" and "supervisor.<name>", with the names of each network's own state
-(serial: "theta.body..." and "supervisor.head..."). `Result.server` is empty; the server keeps `extra["theta"]`.
+(serial: "theta.body..." and "supervisor.head..."). `Result.server` is empty; see `extra["theta"]`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def run(
     structure: str = "parallel",
     supervisor: Callable[[], nn.Module] | list[Callable[[], nn.Module]] | None = None,
 ) -> Result:
+    assert structure in ("parallel", "serial")
     T = world.rounds if T is None else T
     worlds = [local_world(world, i, structure, supervisor) for i in range(world.clients)]
     shared, private = ("theta.", "supervisor.") if structure == "parallel" else ("body.", "head.")

@@ -242,6 +242,26 @@ def test_fedaims_prototypes_are_of_the_received_body_in_eval_mode(norm):
             assert torch.allclose(result.extra["prototypes"][k], totals[k] / counted[k])
 
 
+def test_fedaims_supervised_network_by_hand():
+    world = toy(linear=linear)
+    prototypes = torch.randn(3, 5, generator=generator(25), dtype=torch.float64)
+    network = fedaims.Supervised(world, [6, 5], [1], 4, True, prototypes)
+    x = samples(world, 1)[0]
+    logits, features, targets, auxiliary = network(x)
+    (v, a), (u, b) = linear("adapter.1.in", 5, 4), linear("adapter.1.out", 4, 6)
+    assert torch.allclose(targets[1], (prototypes @ v.T + a).clamp(min=0) @ u.T + b)
+    w, c = linear("auxiliary.1", 6, 3)
+    assert torch.allclose(auxiliary[1], features[0] @ w.T + c)
+    assert torch.equal(features[0], world.module().body[0](x))
+    assert torch.equal(logits, world.module()(x))
+    names = {
+        f"{name}.{kind}"
+        for name in ("adapter.1.in", "adapter.1.out", "auxiliary.1")
+        for kind in ("weight", "bias")
+    }
+    assert {name for name in network.state_dict() if not name.startswith(("body.", "head."))} == names
+
+
 def test_fedaims_features_are_means_over_positions():
     body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(32, 4))
     x = torch.randn(5, 1, 8, 8, generator=generator(23))
@@ -291,6 +311,12 @@ def test_fedaims_similarities_are_of_the_last_uploads_at_the_last_refresh():
     assert _single(every)[1] == fedaims.assign_blocks(ids[1], after[0], 2)
     assert _single(every)[2] == fedaims.assign_blocks(ids[2], after[1], 2)
     assert _single(second)[1] == fedaims.assign_blocks(ids[1], unknown, 2)
+    rare = [
+        fedaims.run(dataclasses.replace(world, rounds=n), similarity_every=2).extra["similarity"]
+        for n in (1, 2, 3)
+    ]
+    assert rare[0] == unknown
+    assert rare[1] == rare[2] != unknown
     for i, j in itertools.product(range(world.clients), repeat=2):
         met = {i, j} <= set(ids[0]) | set(ids[1])
         assert (after[1][i][j] != 0) == met
@@ -328,6 +354,23 @@ def test_fedlag_with_conflicts_everywhere_is_local_after_the_warmup(scores, norm
     assert result.extra["conflicts"].unique().tolist() == [pairs]
     assert [len(chosen) for chosen in result.extra["personal"]] == [0] + [len(result.extra["layers"])] * 3
     assert close(result.server, average(models, [size(world, i) for i in range(world.clients)]))
+
+
+def test_fedlag_counts_the_updates_from_where_each_client_started():
+    world = everybody(toy())
+    result = fedlag.run(world, k=99, xi=0.3, warmup=1, scores="warmup")
+    assert result.extra["personal"][-1] == result.extra["layers"]
+    starts = [initial(world)] * world.clients
+    for r in range(world.rounds):
+        ends = [train(world, starts[i], i, r) for i in range(world.clients)]
+        for n, layer in enumerate(result.extra["layers"]):
+            names = (f"{layer}.weight", f"{layer}.bias")
+            updates = [
+                torch.cat([(v[k] - u[k]).flatten() for k in names]) for u, v in zip(starts, ends, strict=True)
+            ]
+            pairs = [float(cosine_similarity(u, v, dim=0)) for u, v in itertools.combinations(updates, 2)]
+            assert int(result.extra["conflicts"][r, n]) == sum(cosine < 0.3 for cosine in pairs)
+        starts = ends
 
 
 def test_fedlag_without_warmup_is_local_from_the_start():
@@ -409,6 +452,16 @@ def test_fedlag_conflicts_by_hand():
     assert fedlag.count_conflicts([v[0], v[2]], -1.0) == 0
     assert fedlag.count_conflicts(v, 1.0) == 6  # all pairs without the zero
     assert fedlag.count_conflicts(v[:1], 1.0) == fedlag.count_conflicts([], 1.0) == 0
+
+
+def test_fedlag_layers_are_whole_modules_and_no_more():
+    names = ("body.1.weight", "body.1.bias", "body.1.norm.weight", "body.10.weight", "body.1.running_mean")
+    update = {name: torch.full((2,), float(n)) for n, name in enumerate(names)}
+    assert fedlag.flat(update, "body.1").tolist() == [0, 0, 1, 1, 4, 4]
+    assert fedlag.flat(update, "body.1.norm").tolist() == [2, 2]
+    server = {name: torch.zeros(2) for name in names}
+    mixed = fedlag.assemble(server, update, ["body.1"])
+    assert {name for name in names if mixed[name].any()} == {"body.1.bias", "body.1.running_mean"}
 
 
 def test_fedlag_conflicts_count_pairs_and_ignore_order_and_scale():

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 State = dict[str, Tensor]
@@ -32,7 +31,7 @@ class World:
     epochs: int = 1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy  # (outputs, labels) -> mean over the batch
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy  # (outputs, labels) -> mean
     # (name, inputs, outputs) -> initial weight and bias of an extra layer, for the methods that have one
     linear: Callable[[str, int, int], tuple[Tensor, Tensor]] | None = None
 

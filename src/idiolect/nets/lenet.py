@@ -33,7 +33,8 @@ def lenet5(
 def cnn4(shape: tuple[int, ...], classes: int) -> Network:
     """Two blocks [conv 5x5, 32 and 64 channels; ReLU; max-pool 2], linear 512 with ReLU, linear.
 
-    FedAH's 4-layer CNN, which is McMahan et al.'s (2017) without padding. FedPAM's CNN for MNIST as well.
+    FedAH's 4-layer CNN, which is McMahan et al.'s (2017) without padding. It also stands in for FedPAM's
+    "lightweight CNN" for MNIST, of which that paper says no more.
     """
     return _two_convolutions("cnn4", shape, classes, (32, 64), (512,))
 

@@ -15,10 +15,11 @@ PADDING = 0
 def fasttext(shape: tuple[int, ...], classes: int, vocabulary: int = 98_635, dim: int = 32) -> Network:
     """Mean of the embeddings of the token ids (0 is padding), a linear hidden layer, linear.
 
-    FedAH names fastText (Joulin et al., 2017) for AG News; its authors' code embeds 98,635 ids in 32
-    dimensions and puts a hidden linear layer of 32 without activation before the classifier: the defaults.
+    FedAH names fastText (Joulin et al., 2017) for AG News and gives no sizes. PFLlib, whose settings it
+    shares, embeds 98,635 ids in 32 dimensions and puts a hidden linear layer of 32 without activation
+    before the classifier: the defaults.
     `vocabulary` is the number of ids, padding included: every id must be below it.
-    Departs from that code: the mean leaves the padding out, so that a text's feature does not depend on the
+    Departs from PFLlib: the mean leaves the padding out, so that a text's feature does not depend on the
     length to which it was padded; a text of padding alone has the mean 0.
     """
     positive("fasttext", vocabulary=vocabulary, dim=dim)
