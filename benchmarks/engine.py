@@ -30,7 +30,7 @@ from torch import nn
 from idiolect import Run
 from idiolect.data import Dataset, Federation
 from idiolect.engine.loop import Progress, one_round
-from idiolect.engine.store import Store
+
 from idiolect.engine.workers import Workers
 from idiolect.experiment import cores
 from idiolect.method import Rows
@@ -138,7 +138,7 @@ class Engine:
         )  # fmt: skip
         self.context = self.run.context()
         state = self.context.state
-        self.progress = Progress(state.server, Rows(state.rows), Store(state.client, work.clients))
+        self.progress = Progress(state.server, Rows(state.rows), self.context.store(work.clients))
         self.pool = Workers(self.context, self.progress.store, processes)
 
     def round(self, ids: list[int]) -> None:

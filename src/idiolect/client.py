@@ -45,6 +45,7 @@ class Phase:
     optimizer: SGD | Adam
     clip: float | None
     project: Callable[[Tree], Tree] | None
+    beside: Any
     noise: int  # the key of whatever the network draws (dropout)
 
 
@@ -96,6 +97,7 @@ class Client:
         optimizer: SGD | Adam | None = None,
         project: Callable[[Tree], Tree] | None = None,
         features: Tree | None = None,
+        beside: Any = None,
         order: int | None = None,
         share: float = 1.0,
     ) -> Tree:
@@ -110,6 +112,7 @@ class Client:
         project: applied to the trained entries after every step.
         features: a body; `batch.x` then holds the Features under it, computed once. Implied where `only` lies in the
             head, and loss is the default.
+        beside: constants of each sample, [n, ...] or a tuple of such (a frozen model's logits, say): `batch.beside`.
         order: which shuffling; calls with the same number see the same batches. Default: 0, 1, ... call by call.
         share: the part of the training samples that this phase uses.
         """
@@ -137,6 +140,7 @@ class Client:
             optimizer=optimizer or self._settings.optimizer,
             clip=self._settings.clip,
             project=project,
+            beside=beside,
             noise=orders.key(self._settings.seed, "noise", self.round, self.id, order),
         )
         result = self._trainer(self.task, phase)
@@ -183,10 +187,10 @@ class Client:
             self._known = body, z
         return self._known[1]
 
-    def logits(self, w: Tree) -> Tensor:
-        """Logits of the training set (eval mode). [n, classes]"""
+    def logits(self, w: Tree, part: str = "") -> Tensor:
+        """Logits of the training set (eval mode), of the network or one beside it. [n, classes]"""
         with torch.no_grad():
-            return torch.cat([self.task.logits(w, self._x[s : s + CHUNK]) for s in range(0, self.n, CHUNK)])
+            return torch.cat([self.task.logits(w, self._x[s : s + CHUNK], part) for s in range(0, self.n, CHUNK)])
 
     def loss(self, w: Tree) -> Tensor:
         """The run's loss over the training set (eval mode)."""

@@ -140,6 +140,10 @@ class Run:
             test_from=self.test_from,  # type: ignore[arg-type]
         )  # fmt: skip
 
+    @property
+    def _network_name(self) -> str | None:
+        return None if isinstance(self.network, nn.Module) else self.network or self.dataset.network
+
     def module(self) -> nn.Module:
         """The network with the initial weights of this seed."""
         if isinstance(self.network, nn.Module):
@@ -161,6 +165,7 @@ class Run:
             method=self.method, module=self.module(), shape=tuple(data.x.shape[1:]), classes=data.classes, loss=data.loss,
             dtype=DTYPES[self.dtype], shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
+            network=self._network_name, options=self.network_options,
         )  # type: ignore[arg-type]  # fmt: skip
 
     # run files

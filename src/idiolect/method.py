@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,13 @@ Slots = Mapping[str, Any]  # slot name -> Tree or Tensor
 @dataclass(frozen=True)
 class State:
     """What `init` returns: one template per home. `server`: one copy. `client`: one per client, private, never leaves
-    it. `rows`: one per client, kept at the server. A client's whole network is `down["model"] | mine["model"]`."""
+    it. `rows`: one per client, kept at the server. A client's whole network is `down["model"] | mine["model"]`.
+
+    A list of client templates declares kinds of clients (other architectures, say), of which each client draws one. An
+    empty Tree of the server's is an open slot, whose entries may change from round to round."""
 
     server: Slots = field(default_factory=dict)
-    client: Slots = field(default_factory=dict)
+    client: Slots | Sequence[Slots] = field(default_factory=dict)
     rows: Slots = field(default_factory=dict)
 
 
@@ -52,7 +55,7 @@ class Up:
 @dataclass(frozen=True)
 class Facts:
     """What the server may use besides states and replies. `ids` and `weights` are of the clients whose replies
-    were accepted, in the order of `up.rows`."""
+    were accepted, in the order of `up.rows`; in `plan`, of those who take part."""
 
     round: int
     num_clients: int
@@ -101,6 +104,14 @@ class Method:
         """Declare, shape and initialise every home."""
         raise NotImplementedError
 
+    def hello(self, me: Client) -> Slots:
+        """What every client sends once, before the first round: entries of its row. Default: nothing."""
+        return {}
+
+    def plan(self, server: Slots, rows: Rows, run: Facts) -> Rows:
+        """Before a round: what the server decides for each client once it knows who takes part. Default: nothing."""
+        return rows
+
     def down(self, server: Slots, row: Slots) -> Slots:
         """What one client receives. Default: all of `server`."""
         return server
@@ -130,6 +141,10 @@ class Method:
         """Refuse (UsageError) a run that breaks the method's derivation."""
 
     @property
+    def says_hello(self) -> bool:
+        return type(self).hello is not Method.hello
+
+    @property
     def name(self) -> str:
         """The name on the command line: the file's name; a wrapper's follows what it wraps."""
         own = type(self).__module__.rsplit(".", 1)[-1]
@@ -151,6 +166,16 @@ class Wrapper(Method):
 
     def init(self, net: Net) -> State:
         return self.inner.init(net)
+
+    def hello(self, me: Client) -> Slots:
+        return self.inner.hello(me)
+
+    @property
+    def says_hello(self) -> bool:
+        return self.inner.says_hello
+
+    def plan(self, server: Slots, rows: Rows, run: Facts) -> Rows:
+        return self.inner.plan(server, rows, run)
 
     def down(self, server: Slots, row: Slots) -> Slots:
         return self.inner.down(server, row)

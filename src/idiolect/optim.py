@@ -100,7 +100,7 @@ class Schedule:
         if self.kind == "step":
             return lr * self.decay ** (round // self.every)
         if self.kind == "cosine":
-            falling = (1 + math.cos(math.pi * min(round, rounds) / rounds)) / 2
+            falling = (1 + math.cos(math.pi * min(round, rounds) / max(rounds, 1))) / 2
             return lr * (self.floor + (1 - self.floor) * falling)
         return lr
 

@@ -111,7 +111,7 @@ def run(experiment: Run, out: str | Path | None = None, watch: Watch | None = No
     started = time.perf_counter()
     context = experiment.context()
     state = context.state
-    progress = Progress(state.server, Rows(state.rows), Store(state.client, experiment.clients))
+    progress = Progress(state.server, Rows(state.rows), context.store(experiment.clients))
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)
         _write(path / "run.toml", experiment.to_toml())

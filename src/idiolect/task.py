@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -31,11 +31,13 @@ class Features(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Samples of one step. `mask` is None, or 1 for real samples and 0 for padding (stacked clients)."""
+    """Samples of one step. `mask` is None, or 1 for real samples and 0 for padding (stacked clients). `beside` holds what
+    `me.train(beside=...)` was given for these samples."""
 
     x: Any
     y: Tensor
     mask: Tensor | None = None
+    beside: Any = None
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of per-sample values over the real samples."""
@@ -59,7 +61,16 @@ class Net:
     the body's children that own parameters, in order; `layers` are the modules that own parameters, in order.
     """
 
-    def __init__(self, module: nn.Module, shape: tuple[int, ...], classes: int, seed: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        shape: tuple[int, ...],
+        classes: int,
+        seed: int,
+        dtype: torch.dtype,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         module = strip_counters(module)
         if set(dict(module.named_children())) != {"body", "head"}:
             raise UsageError(
@@ -68,6 +79,8 @@ class Net:
             )
         self.module = module.to(dtype)
         self.shape, self.classes, self.seed, self.dtype = shape, classes, seed, dtype
+        self.name, self.options = name, dict(options or {})  # by which `nets.build` made it, where it did
+        self.others: dict[str, nn.Module] = {}
         self.weights = Tree({k: v.detach().clone() for k, v in _named(module)})
         self.buffers = frozenset(k for k, _ in module.named_buffers())
 
@@ -103,6 +116,24 @@ class Net:
         return tuple(
             Tree({k: v for k, v in self.weights.items() if k.startswith(prefix)}) for prefix in names
         )
+
+    def add(self, part: str, network: str | None = None, share: float | None = None) -> Tree:
+        """A further network beside this one, its weights named below `part.`; losses ask for it by
+        `task.logits(w, x, part)`. `network` is its name, by default this one's; `share` scales its parameters."""
+        from idiolect import nets
+        from idiolect.engine.orders import key
+
+        options = self.options if network is None else {}
+        if (network := network or self.name) is None:
+            raise UsageError(f"A network given as an object has no second copy to serve as {part}; name one.")
+        if share is not None:
+            options = nets.scaled(network, self.shape, self.classes, share, **options)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(key(self.seed, "extra", part))
+            module = strip_counters(nets.build(network, self.shape, self.classes, **options)).to(self.dtype)
+        self.others[part] = module
+        self.buffers |= {f"{part}.{k}" for k, _ in module.named_buffers()}
+        return Tree({f"{part}.{k}": v.detach().clone() for k, v in _named(module)})
 
     @property
     def _body(self) -> nn.Module:
@@ -153,23 +184,27 @@ class Task:
         self.net = net
         self.classes = net.classes
         self.kind = loss
-        self.live = copy.deepcopy(net.module)  # its parameters are the leaves of the weights in training
-        self.still = copy.deepcopy(net.module).eval()  # reference models
-        self.moving = copy.deepcopy(net.module)  # mixtures that are trained through; its modes follow the phase
+        self.live = _whole(net)  # its parameters are the leaves of the weights in training
+        self.still = _whole(net).eval()  # reference models
+        self.moving = _whole(net)  # mixtures that are trained through; its modes follow the phase
         if len(net.shape) == 3:
             for m in (self.live, self.still, self.moving):
                 m.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._live = dict(_named(self.live))
+        self._networks = [frozenset(net.weights)] + [
+            frozenset(k for k in self._live if k.startswith(part + ".")) for part in net.others
+        ]
         self._modes: dict[frozenset[str], list[tuple[nn.Module, nn.Module, bool]]] = {}
         self.live.eval()
         self.moving.eval()
 
     # the network's functions
 
-    def logits(self, w: Tree, x: Any) -> Tensor:
+    def logits(self, w: Tree, x: Any, part: str = "") -> Tensor:
+        """The network's logits; `part` names one that `Net.add` made."""
         if isinstance(x, Features):
             return self.head(w, x.z)
-        return self._apply(w, x, "")
+        return self._apply(w, x, part)
 
     def features(self, w: Tree, x: Any) -> Tensor:
         return x.z if isinstance(x, Features) else self._apply(w, x, "body")
@@ -230,7 +265,8 @@ class Task:
     def _names(self, part: str) -> dict[str, Tensor]:
         cache = self.__dict__.setdefault("_parts", {})
         if part not in cache:
-            cache[part] = {k: p for k, p in self._live.items() if not part or k.startswith(part + ".")}
+            names = self.net.weights if not part else [k for k in self._live if k.startswith(part + ".")]
+            cache[part] = {k: self._live[k] for k in names}
         return cache[part]
 
     # laying weights out for training and evaluation
@@ -238,28 +274,32 @@ class Task:
     def lay(self, w: Tree, trained: Iterable[str], single: bool = False) -> Tree:
         """Copy `w` into the resident module and give back the live Tree: its leaves are the module's tensors, those
         of `trained` require gradients. Modules train where something below them is trained; the rest are in eval
-        mode. `single`: a client of one sample, whose norm layers stay in eval mode. A Tree that is not a whole network
-        (mixing weights, say) becomes leaves of its own, and the network is in eval mode."""
+        mode. `single`: a client of one sample, whose norm layers stay in eval mode. Entries that are not a whole network
+        (mixing weights, say) become leaves of their own, and the network is in eval mode."""
         trained = frozenset(trained)
-        whole = self._live.keys() <= w.keys()
+        whole = self._whole(w)
         live: dict[str, Tensor] = {}
         with torch.no_grad():
             for k, v in w.items():
-                p = self._live.get(k) if whole else None
+                p = self._live[k] if k in whole else None
                 if p is None:
                     p = v.detach().clone(memory_format=torch.contiguous_format)
                 else:
                     p.copy_(v)
                 live[k] = p.requires_grad_(k in trained) if p.is_floating_point() else p
-        for module, twin, mode in self._mode_list(trained if whole else frozenset()):
+        for module, twin, mode in self._mode_list(trained & whole):
             mode = mode and not (single and isinstance(module, NORMS))
             module.training = twin.training = mode
         return Tree(live)
 
     def set_modes(self, w: Tree, trained: frozenset[str]) -> None:
         """The modes of a phase, for weights that are not laid out here (stacked clients)."""
-        for _, twin, mode in self._mode_list(trained if self._live.keys() <= w.keys() else frozenset()):
+        for _, twin, mode in self._mode_list(trained & self._whole(w)):
             twin.training = mode
+
+    def _whole(self, w: Tree) -> frozenset[str]:
+        """Names of the networks of which `w` has every entry."""
+        return frozenset().union(*(names for names in self._networks if names <= w.keys()))
 
     def _mode_list(self, trained: frozenset[str]) -> list[tuple[nn.Module, nn.Module, bool]]:
         if trained not in self._modes:
@@ -275,6 +315,14 @@ class Task:
     def inputs(self, x: Tensor) -> Tensor:
         """Samples in the memory layout that the network runs fastest on."""
         return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _whole(net: Net) -> nn.Module:
+    """A copy of the network, and of those beside it as further children."""
+    module = copy.deepcopy(net.module)
+    for part, other in net.others.items():
+        module.add_module(part, copy.deepcopy(other))
+    return module
 
 
 def _prefixes(name: str) -> list[str]:

@@ -122,6 +122,11 @@ class Tree(Mapping[str, Tensor]):
     def clamp(self, low: float, high: float) -> Tree:
         return self.map(lambda v: v.clamp(low, high))
 
+    def lerp(self, other: Tree, weight: Tree | float) -> Tree:
+        """From here (weight 0) to `other` (weight 1), and at both ends to the bit."""
+        at = weight if isinstance(weight, Tree) else dict.fromkeys(self, weight)
+        return Tree({k: torch.lerp(v, other[k], at[k]) for k, v in self._tensors.items()})
+
     def dot(self, other: Tree) -> Tensor:
         """The inner product over all entries."""
         return torch.stack([v.sum() for v in (self * other).values()]).sum()

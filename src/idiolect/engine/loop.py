@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from idiolect.engine.orders import draw
-from idiolect.engine.reduce import Reduction
+from idiolect.engine.reduce import Reduction, copied
 from idiolect.engine.store import Store
 from idiolect.engine.wire import nbytes
 from idiolect.engine.work import Context, Job, Reply, Score, checked
@@ -53,7 +53,7 @@ class Report:
 
 def loop(run: Any, context: Context, backend: Backend, progress: Progress, report: Callable[[Report], None]) -> None:
     if progress.round == 0:
-        report(evaluate(run, context, backend, progress, Report(0)))
+        report(evaluate(run, context, backend, progress, hello(run, context, backend, progress)))
     while progress.round < run.rounds:
         done = one_round(run, context, backend, progress)
         if run.evaluates(progress.round):
@@ -61,21 +61,34 @@ def loop(run: Any, context: Context, backend: Backend, progress: Progress, repor
         report(done)
 
 
+def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> Report:
+    """Every client introduces itself, where the method has it do so."""
+    done = Report(0)
+    if context.method.says_hello:
+        for reply in backend.do(turns(context, progress, "hello", range(run.clients))):
+            sent = {slot: copied(value) for slot, value in reply.up.rows.items()}  # type: ignore[union-attr]
+            progress.rows = Rows(progress.rows.template, {**progress.rows.written, reply.client: {**progress.rows[reply.client], **sent}})
+            done.bytes_up += nbytes(sent)
+    return done
+
+
 def one_round(run: Any, context: Context, backend: Backend, progress: Progress) -> Report:
     started, r, method = time.perf_counter(), progress.round, context.method
     ids = run.participants(r)
+    if ids:
+        sizes = {i: context.shards.size("train", i) for i in ids}
+        progress.rows = method.plan(progress.server, progress.rows, facts(run, context, r, sizes))
     reduction = Reduction(method.name, progress.server)
     lost, done = [], Report(r + 1, tuple(ids))
     jobs = turns(context, progress, "local", ids, score=run.evaluates(r + 1))
     for reply in backend.do(jobs):
         i, n = reply.client, context.shards.size("train", reply.client)
         done.passes += reply.passes / len(ids)
-        done.seconds_train += reply.seconds
         if run.drop and draw(run.seed, "drop", r, i).random() < run.drop:
             lost.append(i)  # neither its reply nor its new state counts
             continue
         assert reply.up is not None and reply.mine is not None
-        checked(f"{method.name}.local", "mine", reply.mine, progress.store.template, f"client {i}, round {r}")
+        checked(f"{method.name}.local", "mine", reply.mine, progress.store.template(i), f"client {i}, round {r}")
         reduction.add(i, reply.up, n)
         progress.store.write(i, reply.mine)
         done.trained[i] = reply.scores
@@ -84,15 +97,20 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
     done.dropped = tuple(sorted(lost))
     if reduction.weights:
         up: Up = reduction.result()
-        accepted = tuple(sorted(reduction.weights))
-        facts = Facts(r, run.clients, accepted, tuple(reduction.weights[i] for i in accepted), context.rate(r), run.rounds, run.seed)
-        server, rows = method.server(progress.server, progress.rows, up, facts)
-        checked(f"{method.name}.server", "server", server, progress.server, f"round {r}")
+        known = facts(run, context, r, reduction.weights)
+        server, rows = method.server(progress.server, progress.rows, up, known)
+        checked(f"{method.name}.server", "server", server, context.state.server, f"round {r}")
         progress.server, progress.rows = server, rows
     progress.round = r + 1
     done.notes = dict(method.notes(progress.server))
     done.seconds_train = time.perf_counter() - started
     return done
+
+
+def facts(run: Any, context: Context, r: int, weights: Mapping[int, float]) -> Facts:
+    """What the server may know of a round in which these clients count, with these weights."""
+    ids = tuple(sorted(weights))
+    return Facts(r, run.clients, ids, tuple(weights[i] for i in ids), context.rate(r), run.rounds, run.seed)
 
 
 def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, done: Report) -> Report:

@@ -33,10 +33,10 @@ def epoch_order(n: int, seed: int, round: int, client: int, order: int, epoch: i
 
 
 def cuts(n: int, size: int) -> list[tuple[int, int]]:
-    """Where an epoch of n samples is cut into batches. A last batch of one sample joins the batch before it: it has
-    no variance to normalise by."""
-    ends = list(range(size, n, size)) + [n]
-    if len(ends) > 1 and ends[-1] - ends[-2] == 1:
+    """Where an epoch of n samples is cut into batches. A last batch of one sample joins the batch before it, for it has
+    no variance to normalise by; where every batch is of one sample, all stay."""
+    ends = [*range(size, n, size), n]
+    if size > 1 and len(ends) > 1 and ends[-1] - ends[-2] == 1:
         del ends[-2]
     return list(zip([0, *ends[:-1]], ends, strict=True))
 

@@ -34,8 +34,8 @@ class Reduction:
         self.total += weight
         if self._first is None:
             self._first = up
-            self.mean = {k: _copy(v) for k, v in up.mean.items()}
-            self.sum = {k: _copy(v) for k, v in up.sum.items()}
+            self.mean = {k: copied(v) for k, v in up.mean.items()}
+            self.sum = {k: copied(v) for k, v in up.sum.items()}
         else:
             share = weight / self.total if self.total else 0.0
             for k, v in up.mean.items():
@@ -43,7 +43,7 @@ class Reduction:
             for k, v in up.sum.items():
                 _pairs(self.sum[k], v, lambda a, b: torch._foreach_add_(a, b))
         if up.rows:
-            self.rows[client] = {k: _copy(v) for k, v in up.rows.items()}
+            self.rows[client] = {k: copied(v) for k, v in up.rows.items()}
 
     def result(self) -> Up:
         ids = sorted(self.weights)
@@ -76,7 +76,7 @@ class Reduction:
                     match(f"{self.name}.local", f'up.{kind}["{slot}"]', value, first[slot], where)
 
 
-def _copy(value: Any) -> Any:
+def copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tree) else value.detach().clone()
 
 

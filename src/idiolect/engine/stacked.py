@@ -135,10 +135,13 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
     frozen, frozen_dims = _join([{k: v for k, v in q.weights.items() if k not in p.trained} for q in phases])
     given, given_dims = _join([q.given for q in phases])
     pool, offsets = _pool(phases)
+    each = None if p.beside is None else _columns([q.beside for q in phases])
     labels = torch.cat([q.y for q in phases])
 
-    def gradient(values: list[Tensor], still: Any, told: Any, x: Tensor, y: Tensor, mask: Tensor | None) -> list[Tensor]:
-        batch = Batch(Features(x) if isinstance(p.x, Features) else x, y, mask)
+    def gradient(
+        values: list[Tensor], still: Any, told: Any, x: Tensor, y: Tensor, own_each: Any, mask: Tensor | None
+    ) -> list[Tensor]:
+        batch = Batch(Features(x) if isinstance(p.x, Features) else x, y, mask, own_each)
         own = Tree(zip(p.trained, values, strict=True))
 
         def loss(values: list[Tensor]) -> Tensor:
@@ -152,7 +155,7 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
             grads = [steered[k] for k in p.trained]
         return clipped(grads, p.clip) if p.clip is not None else grads
 
-    dims = (0, frozen_dims, given_dims, 0, 0)
+    dims = (0, frozen_dims, given_dims, 0, 0, None if each is None else 0)
     masked, full = torch.vmap(gradient, (*dims, 0)), torch.vmap(gradient, (*dims, None))
     state: dict[str, Any] = {}
     for t in range(max(len(q.indices) for q in phases)):
@@ -160,8 +163,10 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
         shape = mask.shape
         x = pool.index_select(0, rows.reshape(-1)).reshape(*shape, *pool.shape[1:])
         y = labels.index_select(0, rows.reshape(-1)).reshape(*shape, *labels.shape[1:])
+        e = pytree.tree_map(lambda v: v.index_select(0, rows.reshape(-1)).reshape(*shape, *v.shape[1:]), each)  # noqa: B023
         whole = bool(mask.all())
-        grads = full(params, frozen, given, x, y, None) if whole else masked(params, frozen, given, x, y, mask)
+        values = (params, frozen, given, x, y, e)
+        grads = full(*values, None) if whole else masked(*values, mask)
         before = None if bool(active.all()) else [v.clone() for v in params]
         with torch.no_grad():
             p.optimizer.step_(params, [g.detach() for g in grads], state, p.lr)
@@ -182,6 +187,13 @@ def _pool(phases: list[Phase]) -> tuple[Tensor, list[int]]:
     for x in xs[:-1]:
         offsets.append(offsets[-1] + len(x))
     return torch.cat(xs), offsets
+
+
+def _columns(values: list[Any]) -> Any:
+    """All clients' per-sample constants in one tensor each."""
+    if isinstance(values[0], tuple):
+        return tuple(torch.cat(column) for column in zip(*values, strict=True))
+    return torch.cat(values)
 
 
 def _step(phases: list[Phase], offsets: list[int], t: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

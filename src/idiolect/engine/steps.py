@@ -25,7 +25,7 @@ def train(task: Task, phase: Phase) -> Tree:
     state: dict[str, Any] = {}
     torch.default_generator.manual_seed(phase.noise)  # dropout and the like
     for indices in phase.indices:
-        batch = Batch(_rows(phase.x, indices), phase.y.index_select(0, indices))
+        batch = Batch(rows(phase.x, indices), phase.y.index_select(0, indices), None, rows(phase.beside, indices))
         value = phase.loss(task, live, batch, *given)
         grads = list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
@@ -41,10 +41,14 @@ def train(task: Task, phase: Phase) -> Tree:
     return Tree({k: _kept(k, v, live, task) for k, v in phase.weights.items()})
 
 
-def _rows(x: Any, indices: Tensor) -> Any:
+def rows(x: Any, indices: Tensor) -> Any:
     """The chosen samples; images keep the memory layout that they have."""
+    if x is None:
+        return None
     if isinstance(x, Features):
         return Features(x.z.index_select(0, indices))
+    if isinstance(x, tuple):
+        return tuple(rows(v, indices) for v in x)
     if x.dim() == 4:  # index_select would undo channels_last
         return x.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
     return x.index_select(0, indices)

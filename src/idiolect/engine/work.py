@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 from idiolect.client import Client, Settings, Trainer
 from idiolect.data.federated import Federation
 from idiolect.optim import Schedule
+from idiolect.engine.orders import key
 from idiolect.engine.steps import train
+from idiolect.engine.store import Store
 from idiolect.method import Method, Slots, State, Up
 from idiolect.task import Net, Task
 from idiolect.tree import Tree
@@ -75,7 +79,8 @@ class Score:
 
 @dataclass(frozen=True)
 class Job:
-    """One client's turn: to train ("local") or to be evaluated as received ("received")."""
+    """One client's turn: to introduce itself ("hello"), to train ("local"), to be evaluated as received ("received"), or
+    to hand over the weights of that evaluation ("personal")."""
 
     kind: str
     client: int
@@ -113,23 +118,36 @@ class Context:
     schedule: Schedule
     rounds: int
     own_buffers: bool = False  # each client keeps its own normalisation buffers of what it receives
+    network: str | None = None  # the name by which `nets.build` made the module
+    options: Mapping[str, Any] = field(default_factory=dict)
     trainer: Trainer = field(default=train)
 
     @cached_property
     def net(self) -> Net:
-        return Net(self.module, self.shape, self.classes, self.settings.seed, self.dtype)
+        return Net(
+            self.module, self.shape, self.classes, self.settings.seed, self.dtype, self.network, self.options
+        )  # fmt: skip
 
     @cached_property
     def task(self) -> Task:
+        _ = self.state  # `init` may add networks
         return Task(self.net, self.loss)
 
     @cached_property
     def state(self) -> State:
         """The homes' templates. Buffers that clients keep are one more private slot, which no method sees."""
         state = self.method.init(self.net)
-        if self.own_buffers and self.net.buffers:
-            return replace(state, client={**state.client, KEPT: self.net.weights.pick(sorted(self.net.buffers))})
+        kept = self.net.weights.pick(k for k in self.net.weights if k in self.net.buffers)
+        if self.own_buffers and kept:
+            kinds = [{**kind, KEPT: kept} for kind in _kinds(state)]
+            return replace(state, client=kinds if len(kinds) > 1 else kinds[0])
         return state
+
+    def store(self, clients: int, file: Path | None = None) -> Store:
+        """The store of all clients' private states; each client draws its kind where there are several."""
+        kinds = _kinds(self.state)
+        drawn = [key(self.settings.seed, "kind", i) % len(kinds) if len(kinds) > 1 else 0 for i in range(clients)]
+        return Store(kinds, np.array(drawn, dtype=np.int16), file)
 
     def rate(self, round: int) -> float:
         return self.schedule(self.lr, round, self.rounds)
@@ -142,6 +160,8 @@ class Context:
         )  # fmt: skip
 
     def do(self, job: Job) -> Reply:
+        if job.kind == "hello":
+            return Reply(job.client, Up(rows=self.method.hello(self.client(job))), None)
         return self.local(job) if job.kind == "local" else self.received(job)
 
     def local(self, job: Job) -> Reply:
@@ -155,7 +175,7 @@ class Context:
         seconds, passes = time.perf_counter() - started, me.passes
         scores: tuple[Score, ...] = ()
         if job.score:
-            scores = self.scores(job, self.method.personal(self.client(job), {**job.down, **up.mean}, mine))
+            scores = self.scores(job, self.method.personal(self.client(job), {**job.down, **up.rows, **up.mean}, mine))
         if kept is not None:
             mine = {**mine, KEPT: me.buffers}
         return Reply(job.client, up, mine, scores, passes, seconds)
@@ -201,6 +221,10 @@ class Context:
         return Score(split, correct, len(y), loss)
 
 
+def _kinds(state: State) -> list[Slots]:
+    return [state.client] if isinstance(state.client, Mapping) else list(state.client)
+
+
 def checked(name: str, home: str, slots: Slots, declared: Slots, where: str) -> None:
     """A home's slots have the names, shapes and dtypes that `init` declared for it."""
     from idiolect.errors import ContractError
@@ -220,6 +244,8 @@ def match(name: str, entry: str, value: Any, declared: Any, where: str) -> None:
         raise ContractError(
             f"{name} returned {entry} as {type(value).__name__}, init declared {type(declared).__name__} ({where})."
         )
+    if isinstance(declared, Tree) and not declared:
+        return  # an open slot
     if not isinstance(declared, Tree):
         value, declared = Tree({"": value}), Tree({"": declared})
     if value.keys() != declared.keys():

@@ -105,7 +105,9 @@ class _Worker:
         pool = self.pool
         bare = replace(pool.context, shards=pool.context.shards)
         self.process = pool._methods.Process(
-            target=serve, args=(theirs, bare, pool.store.template, pool.store.buffer), daemon=True
+            target=serve,
+            args=(theirs, bare, (pool.store.kinds, pool.store.drawn, pool.store.buffer)),
+            daemon=True,
         )
         self.process.start()
         theirs.close()
@@ -186,17 +188,13 @@ class _Worker:
             self.process.join()
 
 
-def serve(link: Connection, context: Context, template: Any, buffer: torch.Tensor) -> None:
+def serve(link: Connection, context: Context, records: tuple[Any, Any, torch.Tensor]) -> None:
     """The worker's side: answer parcels until the link closes."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
-    store = Store.__new__(Store)
-    store.template, store.buffer = template, buffer
-    from idiolect.engine.wire import Layout
-
-    store.layout = Layout(template)
+    store = Store.attached(*records)
     arenas: list[Arena | None] = [None] * DEPTH
     inboxes: list[torch.Tensor | None] = [None] * DEPTH
     broadcast: Any = None
@@ -223,7 +221,7 @@ def _answer(context: Context, store: Store, jobs: list[Any], broadcast: Any, inb
     replies = []
     for kind, client, round, visits, score, packed in jobs:
         down = unpack(packed, lambda a: view(broadcast if a[0] else inbox, a[1]))
-        mine = store.template if not visits else store.layout.read(store.buffer, client * store.layout.size)
+        mine = store.record_of(client) if visits else store.template(client)
         replies.append(context.do(Job(kind, client, round, visits, down, mine, score)))
     values = [[r.up and [r.up.mean, r.up.sum, r.up.rows], r.mine, r.weights] for r in replies]
     packed = arena.fill(values)

@@ -36,8 +36,8 @@ class FedAH(Method):
     def local(self, me, down, mine):
         new, old = down["model"], mine["model"]
         mix = self.learn(me, new, mine)
-        w = me.train(aggregated(new, old, mix), only=old, epochs=self.head_epochs)  # eq. 5
-        w = me.train(w, only=w.drop(old), epochs=self.body_epochs)  # eq. 6
+        w = me.train(aggregated(new, old, mix), only=old, epochs=self.head_epochs, order=0)  # eq. 5
+        w = me.train(w, only=w.drop(old), epochs=self.body_epochs, order=1)  # eq. 6
         return Up(mean={"model": w}), {"model": w.pick(old), "mix": mix}
 
     def personal(self, me, down, mine):

@@ -58,4 +58,4 @@ class FedALA(Method):
 
 
 def blend(new, old, mix):
-    return new | (old + (new.pick(mix) - old) * mix)  # eq. 3; lower layers are taken whole
+    return new | old.lerp(new, mix)  # eq. 3; lower layers are taken whole

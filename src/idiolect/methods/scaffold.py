@@ -32,7 +32,7 @@ class Scaffold(Method):
     def server(self, server, rows, up, run):
         c, y = server["c"], up.mean["model"]
         x = server["model"].pick(c)
-        moved = y | (x + self.server_lr * (y.pick(c) - x))  # line 17; buffers are plainly averaged
+        moved = y | x.lerp(y, self.server_lr)  # line 17; buffers are plainly averaged
         return {"model": moved, "c": c + up.sum["dc"] / run.num_clients}, rows  # N, not the number sampled
 
     def check(self, run):

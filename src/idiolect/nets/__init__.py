@@ -21,7 +21,7 @@ from idiolect.errors import UsageError, unknown
 from idiolect.nets.network import Network
 from idiolect.nets.refusals import UnfitError, positive, sizes
 
-__all__ = ["Network", "build", "describe", "fitting", "names"]
+__all__ = ["Network", "build", "describe", "fitting", "names", "scaled"]
 
 Builder = Callable[..., Network]
 
@@ -62,6 +62,21 @@ def fitting(shape: Sequence[int], classes: int) -> list[str]:
                 continue
             found.append(name)
     return found
+
+
+def scaled(name: str, shape: Sequence[int], classes: int, share: float, **options: object) -> dict[str, object]:
+    """The options with which the network `name` has about `share` times the parameters: its `width` is searched."""
+    if "width" not in _options(_builder(name)):
+        able = ", ".join(n for n in names() if "width" in _options(_builder(n)))
+        raise UsageError(f"{name} has no option 'width' to scale it by; networks that have one: {able}.")
+
+    def parameters(width: float) -> int:
+        with torch.device("meta"):
+            network = build(name, shape, classes, **{**options, "width": width})
+        return sum(p.numel() for p in network.parameters())
+
+    target = share * parameters(1.0)
+    return {**options, "width": min((k / 100 for k in range(5, 101)), key=lambda w: abs(parameters(w) - target))}
 
 
 @cache

@@ -7,25 +7,25 @@ from collections import OrderedDict
 from torch import nn
 
 from idiolect.nets.network import Network
-from idiolect.nets.refusals import image
+from idiolect.nets.refusals import image, widened
 
 
-def convnet3(shape: tuple[int, ...], classes: int) -> Network:
+def convnet3(shape: tuple[int, ...], classes: int, width: float = 1.0) -> Network:
     """Three blocks [conv 3x3, 64 channels; BatchNorm; ReLU; max-pool 2], average pool, linear.
 
     FedAIMS's network for EMNIST. Widths and padding follow from the bytes in its tables: 77,935 parameters
-    for its 47 classes.
+    for its 47 classes. `width` scales the channels.
     """
-    return _convnet("convnet3", shape, classes, blocks=3, channels=64)
+    return _convnet("convnet3", shape, classes, blocks=3, channels=widened("convnet3", width, 64)[0])
 
 
-def convnet4(shape: tuple[int, ...], classes: int) -> Network:
+def convnet4(shape: tuple[int, ...], classes: int, width: float = 1.0) -> Network:
     """Four blocks [conv 3x3, 128 channels; BatchNorm; ReLU; max-pool 2], average pool, linear.
 
     FedAIMS's network for CIFAR-10. Widths and padding follow from the bytes in its tables: 448,650 parameters
-    for its 10 classes.
+    for its 10 classes. `width` scales the channels.
     """
-    return _convnet("convnet4", shape, classes, blocks=4, channels=128)
+    return _convnet("convnet4", shape, classes, blocks=4, channels=widened("convnet4", width, 128)[0])
 
 
 def _convnet(name: str, shape: tuple[int, ...], classes: int, blocks: int, channels: int) -> Network:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from math import inf
 
 from torch import nn
 
-from idiolect.errors import UsageError
 from idiolect.nets.network import Network
-from idiolect.nets.refusals import image, sizes
+from idiolect.nets.refusals import image, sizes, widened
 
 
 def lenet5(
@@ -24,19 +22,18 @@ def lenet5(
     supervisor.
     """
     hidden = sizes("lenet5", hidden=hidden)
-    if not (isinstance(width, int | float) and 0 < width < inf):
-        raise UsageError(f"lenet5: 'width' must be a number above 0, found {width!r}.")
-    first, second, *linear = (max(1, round(width * size)) for size in (6, 16, *hidden))
+    first, second, *linear = widened("lenet5", width, 6, 16, *hidden)
     return _two_convolutions("lenet5", shape, classes, (first, second), tuple(linear))
 
 
-def cnn4(shape: tuple[int, ...], classes: int) -> Network:
+def cnn4(shape: tuple[int, ...], classes: int, width: float = 1.0) -> Network:
     """Two blocks [conv 5x5, 32 and 64 channels; ReLU; max-pool 2], linear 512 with ReLU, linear.
 
     FedAH's 4-layer CNN, which is McMahan et al.'s (2017) without padding. It also stands in for FedPAM's
-    "lightweight CNN" for MNIST, of which that paper says no more.
+    "lightweight CNN" for MNIST, of which that paper says no more. `width` scales channels and hidden layer.
     """
-    return _two_convolutions("cnn4", shape, classes, (32, 64), (512,))
+    first, second, linear = widened("cnn4", width, 32, 64, 512)
+    return _two_convolutions("cnn4", shape, classes, (first, second), (linear,))
 
 
 def _two_convolutions(

@@ -9,14 +9,15 @@ from torch import nn
 
 from idiolect.errors import UsageError
 from idiolect.nets.network import Network
-from idiolect.nets.refusals import sizes
+from idiolect.nets.refusals import sizes, widened
 
 
-def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (100,)) -> Network:
-    """Flattened samples, linear layers of `hidden` outputs with ReLU, linear."""
+def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (100,), width: float = 1.0) -> Network:
+    """Flattened samples, linear layers of `hidden` outputs with ReLU, linear. `width` scales `hidden`."""
     hidden = sizes("mlp", hidden=hidden)
     if not hidden:
         raise UsageError("mlp: 'hidden' needs at least one layer, found (). Without one it is logistic.")
+    hidden = widened("mlp", width, *hidden)
     body: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     inputs = prod(shape)
     for layer, outputs in enumerate(hidden, 1):

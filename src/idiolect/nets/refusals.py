@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from idiolect.errors import UsageError
 
 
@@ -38,3 +40,10 @@ def sizes(network: str, **option: object) -> tuple[int, ...]:
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def widened(name: str, width: float, *sizes: int, multiple: int = 1) -> tuple[int, ...]:
+    """Layer sizes times `width`, rounded to multiples of `multiple`, at least that."""
+    if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width < inf:
+        raise UsageError(f"{name}: 'width' must be a number above 0, found {width!r}.")
+    return tuple(max(multiple, round(width * size / multiple) * multiple) for size in sizes)

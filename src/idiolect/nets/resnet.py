@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from idiolect.errors import UsageError, unknown
 from idiolect.nets.network import Network
-from idiolect.nets.refusals import image, sizes
+from idiolect.nets.refusals import image, sizes, widened
 
 CHANNELS_PER_GROUP = 16  # of norm="group": the setting of Wu & He (2018) that fits every width used here
 NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -19,13 +19,15 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def resnet18(shape: tuple[int, ...], classes: int, norm: str = "batch") -> Network:
+def resnet18(shape: tuple[int, ...], classes: int, norm: str = "batch", width: float = 1.0) -> Network:
     """ResNet-18 with a 3x3 stem and no stem pooling; four stages of two basic blocks, 64 to 512 channels.
 
     The sizes in FedAIMS's tables are this network's (11,220,132 parameters for CIFAR-100). Its blocks are
     the four stages; the stem belongs to the first. `norm` is "batch" or "group" (groups of 16 channels).
+    `width` scales the channels, to multiples of 16.
     """
-    return _resnet("resnet18", shape, classes, 64, (2, 2, 2, 2), (64, 128, 256, 512), (), norm)
+    stem, *stages = widened("resnet18", width, 64, 64, 128, 256, 512, multiple=CHANNELS_PER_GROUP)
+    return _resnet("resnet18", shape, classes, stem, (2, 2, 2, 2), tuple(stages), (), norm)
 
 
 def resnet9(shape: tuple[int, ...], classes: int, norm: str = "batch") -> Network:
