@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import tomllib
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tomli_w
@@ -30,6 +31,14 @@ from idiolect.task import NORMS
 
 BACKENDS = ("workers", "serial", "stacked")
 BUFFERS = ("average", "local", "drop")
+KINDS: tuple[tuple[str, Any, str], ...] = (
+    ("method", Method, "a method or its name"),
+    ("data", (str, Dataset), "a data set, its name or its path"),
+    ("split", (Split, Federation), "a split, its text or a federation"),
+    ("network", (str, nn.Module, type(None)), "a network or its name"),
+    ("network_options", Mapping, "options by their names"),
+    ("nesterov", bool, "true or false"),
+)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -43,6 +52,7 @@ class Run:
 
     method: Method | str
     data: str | Dataset = _field("digits", "a data set's name, or the path of one")
+    data_options: Mapping[str, Any] = field(default_factory=dict)  # of `load`: group="writer", mean, std, ...
     split: str | Split | Federation = _field("dirichlet:0.1", "how rows are divided over the clients")
     clients: int = _field(20, "number of clients")
     rounds: int = _field(50, "number of rounds")
@@ -76,9 +86,12 @@ class Run:
             object.__setattr__(self, "method", catalogue.build(self.method))
         if isinstance(self.split, str):
             object.__setattr__(self, "split", parse(self.split))
+        for name, kinds, expected in KINDS:
+            if not isinstance(getattr(self, name), kinds):
+                raise UsageError(f"{name} must be {expected}; found {getattr(self, name)!r}.")
         for name in ("lr", "momentum", "weight_decay", "decay", "test", "validation", "drop", "clip"):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name != "clip":
                 object.__setattr__(self, name, _number(name, value))
         for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every", "every"):
             _whole(name, getattr(self, name), 0 if name == "rounds" else 1)
@@ -96,6 +109,8 @@ class Run:
             raise UsageError(f"clip must be a number > 0, or none; found {self.clip}.")
         if not 0 <= self.drop < 1:
             raise UsageError(f"drop must be a probability in [0, 1); found {self.drop}.")
+        if isinstance(self.split, Federation) and self.split.clients != self.clients:
+            raise UsageError(f"clients must be the {self.split.clients} of the federation given; found {self.clients}.")
         _ = self.sampler, self.settings, self._schedule
         self.method.check(self)  # type: ignore[union-attr]
 
@@ -129,11 +144,14 @@ class Run:
 
     @cached_property
     def dataset(self) -> Dataset:
-        return load(self.data) if isinstance(self.data, str) else self.data
+        return load(self.data, **self.data_options) if isinstance(self.data, str) else self.data
 
     @cached_property
     def federation(self) -> Federation:
         if isinstance(self.split, Federation):
+            own, data = self.split.dataset, self.dataset
+            if (own.name, len(own)) != (data.name, len(data)):
+                raise UsageError(f"The federation given divides '{own.name}', data is '{data.name}'; give the same.")
             return self.split
         return federate(
             self.dataset, self.split, self.clients, self.seed, test=self.test, validation=self.validation,
@@ -146,12 +164,13 @@ class Run:
 
     def module(self) -> nn.Module:
         """The network with the initial weights of this seed."""
-        if isinstance(self.network, nn.Module):
-            return self.network
         data = self.dataset
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(orders.key(self.seed, "network"))
-            module = build(self.network or data.network, tuple(data.x.shape[1:]), data.classes, **self.network_options)
+        if isinstance(self.network, nn.Module):
+            module = copy.deepcopy(self.network)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(orders.key(self.seed, "network"))
+                module = build(self.network or data.network, data.shape, data.classes, **self.network_options)
         if self.buffers == "drop":
             for m in module.modules():
                 if isinstance(m, NORMS):  # batch statistics, in evaluation as well
@@ -162,7 +181,7 @@ class Run:
         """All that one client's process needs."""
         data = self.dataset
         return Context(
-            method=self.method, module=self.module(), shape=tuple(data.x.shape[1:]), classes=data.classes, loss=data.loss,
+            method=cast(Method, self.method), module=self.module(), shape=tuple(data.x.shape[1:]), classes=data.classes, loss=data.loss,
             dtype=DTYPES[self.dtype], shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
             network=self._network_name, options=self.network_options,

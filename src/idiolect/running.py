@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save_file
 
@@ -28,6 +27,7 @@ from idiolect.method import Rows
 from idiolect.tree import Tree
 
 SUMMARY = "summary.json"
+FILES = ("run.toml", "rounds.parquet", "clients.parquet", "notes.safetensors", "models")  # and SUMMARY, the last
 Watch = Callable[[Report], None]
 
 
@@ -112,9 +112,6 @@ def run(experiment: Run, out: str | Path | None = None, watch: Watch | None = No
     context = experiment.context()
     state = context.state
     progress = Progress(state.server, Rows(state.rows), context.store(experiment.clients))
-    if path is not None:
-        path.mkdir(parents=True, exist_ok=True)
-        _write(path / "run.toml", experiment.to_toml())
     record = Record()
 
     def report(report: Report) -> None:
@@ -122,7 +119,10 @@ def run(experiment: Run, out: str | Path | None = None, watch: Watch | None = No
         if watch is not None:
             watch(report)
 
-    with one_thread():
+    with one_thread(), withdrawn(path):
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+            write(path / "run.toml", experiment.to_toml())
         pool = backend(experiment, context, progress.store)
         try:
             loop(experiment, context, pool, progress, report)
@@ -130,10 +130,10 @@ def run(experiment: Run, out: str | Path | None = None, watch: Watch | None = No
                 save_models(path / "models", context, progress, pool, experiment.clients)
         finally:
             pool.close()
-    summary = summarise(experiment, context, record, time.perf_counter() - started)
-    if path is not None:
-        write_record(path, record)
-        _write(path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        summary = summarise(experiment, context, record, time.perf_counter() - started)
+        if path is not None:
+            write_record(path, record)
+            write(path / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return Result(experiment, summary, record.rounds, record.clients, record.notes, context, progress, path)
 
 
@@ -143,6 +143,27 @@ def refuse(path: Path) -> None:
         raise UsageError(f"{path} holds a finished run, which is never overwritten; choose another directory.")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} exists and is not an empty directory; choose another, or remove it.")
+
+
+@contextmanager
+def withdrawn(path: Path | None) -> Iterator[None]:
+    """A run that fails leaves nothing behind; one that is killed leaves files without a summary."""
+    try:
+        yield
+    except BaseException:
+        if path is not None:
+            withdraw(path)
+        raise
+
+
+def withdraw(path: Path) -> None:
+    """Remove the files of a run that did not finish; whatever else lies there stays."""
+    if (path / SUMMARY).exists() or not (path / "run.toml").exists():
+        return
+    for name in (*FILES, *(f"{file}.part" for file in (*FILES, SUMMARY))):
+        shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink(missing_ok=True)
+    if not any(path.iterdir()):
+        path.rmdir()
 
 
 def backend(experiment: Run, context: Context, store: Store) -> Backend:
@@ -227,37 +248,33 @@ def save_models(path: Path, context: Context, progress: Progress, pool: Backend,
         name = f"client-{reply.client:05d}.safetensors"
         save_file({k: v.detach().clone().contiguous() for k, v in reply.weights.items()}, path / name)
         index[str(reply.client)] = name
-    _write(path / "index.json", json.dumps(dict(sorted(index.items(), key=lambda kv: int(kv[0]))), indent=1) + "\n")
+    write(path / "index.json", json.dumps(dict(sorted(index.items(), key=lambda kv: int(kv[0]))), indent=1) + "\n")
 
 
 def write_record(path: Path, record: Record) -> None:
+    import pyarrow as pa  # slow to import, and not needed by a run that keeps no files
+    import pyarrow.parquet as pq
+
     pq.write_table(pa.Table.from_pylist(record.rounds), path / "rounds.parquet")
-    pq.write_table(pa.Table.from_pylist(record.clients, CLIENTS), path / "clients.parquet")
+    pq.write_table(pa.Table.from_pylist(record.clients, pa.schema(list(CLIENTS.items()))), path / "clients.parquet")
     if record.notes:
         save_file({k: torch.stack([n[k] for n in record.notes]) for k in record.notes[0]}, path / "notes.safetensors")
 
 
-CLIENTS = pa.schema(
-    [
-        ("round", pa.int32()),
-        ("client", pa.int32()),
-        ("moment", pa.string()),
-        ("split", pa.string()),
-        ("correct", pa.int32()),
-        ("total", pa.int32()),
-        ("loss", pa.float64()),
-    ]
-)
+CLIENTS = {
+    "round": "int32", "client": "int32", "moment": "string", "split": "string", "correct": "int32", "total": "int32",
+    "loss": "float64",
+}  # fmt: skip
 
 
 def _named(value: Any) -> list[tuple[str, torch.Tensor]]:
     return list(value.items()) if isinstance(value, Tree) else [("value", value)]
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, content: str | bytes) -> None:
     """Written beside and renamed: the file is whole or not there."""
     beside = path.with_name(path.name + ".part")
-    beside.write_text(text)
+    beside.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(beside, path)
 
 

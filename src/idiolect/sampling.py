@@ -36,7 +36,10 @@ class Sampler:
 def sampler(ratio: float | str | Sequence[Sequence[int]], clients: int) -> Sampler:
     """The rule that a ratio, a text or lists stand for."""
     if not isinstance(ratio, str | int | float):
-        lists = tuple(tuple(sorted(map(int, ids))) for ids in ratio)
+        try:
+            lists = tuple(tuple(sorted(map(int, ids))) for ids in ratio)
+        except (TypeError, ValueError):
+            raise UsageError(f"ratio must be {FORMS}; found {ratio}.") from None
         wrong = [i for ids in lists for i in ids if not 0 <= i < clients]
         if not lists or wrong or any(len(set(ids)) < len(ids) or not ids for ids in lists):
             raise UsageError(f"Lists of participants name clients 0 to {clients - 1}, each once a round, none empty; found {ratio}.")

@@ -195,6 +195,8 @@ class Task:
             frozenset(k for k in self._live if k.startswith(part + ".")) for part in net.others
         ]
         self._modes: dict[frozenset[str], list[tuple[nn.Module, nn.Module, bool]]] = {}
+        self._set: tuple[frozenset[str], bool] | None = None  # the phase that the modes are set for
+        self._parts: dict[str, dict[str, Tensor]] = {}
         self.live.eval()
         self.moving.eval()
 
@@ -240,8 +242,6 @@ class Task:
 
     def example(self) -> Tensor:
         """Two samples of the right shape, for asking a network its dimensions."""
-        if not self.net.module.get_parameter(next(iter(self.net.trainable))).is_floating_point():  # pragma: no cover
-            raise UsageError("The network's first parameter is not a floating-point tensor.")
         embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in self.net.module.modules())
         return torch.zeros((2, *self.net.shape), dtype=torch.long if embeds else self.net.dtype)
 
@@ -263,11 +263,10 @@ class Task:
         return functional_call(module.get_submodule(part) if part else module, weights, (x,))
 
     def _names(self, part: str) -> dict[str, Tensor]:
-        cache = self.__dict__.setdefault("_parts", {})
-        if part not in cache:
+        if part not in self._parts:
             names = self.net.weights if not part else [k for k in self._live if k.startswith(part + ".")]
-            cache[part] = {k: self._live[k] for k in names}
-        return cache[part]
+            self._parts[part] = {k: self._live[k] for k in names}
+        return self._parts[part]
 
     # laying weights out for training and evaluation
 
@@ -287,13 +286,15 @@ class Task:
                 else:
                     p.copy_(v)
                 live[k] = p.requires_grad_(k in trained) if p.is_floating_point() else p
-        for module, twin, mode in self._mode_list(trained & whole):
-            mode = mode and not (single and isinstance(module, NORMS))
-            module.training = twin.training = mode
+        if (now := (trained & whole, single)) != self._set:
+            self._set = now
+            for module, twin, mode in self._mode_list(now[0]):
+                module.training = twin.training = mode and not (single and isinstance(module, NORMS))
         return Tree(live)
 
     def set_modes(self, w: Tree, trained: frozenset[str]) -> None:
         """The modes of a phase, for weights that are not laid out here (stacked clients)."""
+        self._set = None
         for _, twin, mode in self._mode_list(trained & self._whole(w)):
             twin.training = mode
 
@@ -311,10 +312,6 @@ class Task:
                 found.append((module, twins[name], (name if owns else name.rpartition(".")[0]) in owners))
             self._modes[trained] = found
         return self._modes[trained]
-
-    def inputs(self, x: Tensor) -> Tensor:
-        """Samples in the memory layout that the network runs fastest on."""
-        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def _whole(net: Net) -> nn.Module:

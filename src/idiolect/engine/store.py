@@ -22,23 +22,29 @@ class Store:
         """`kinds`: the templates; `drawn`: which of them each client has."""
         self._open(kinds, drawn)
         self.visits = np.zeros(len(drawn), dtype=np.int64)  # committed participations of each client
-        size = self.record * len(drawn)
-        if file is None:
-            self.buffer = shared_bytes(size)
-        else:
-            self.buffer = torch.from_file(str(file), shared=True, size=max(size, 1), dtype=torch.uint8)
+        self.file = file
+        self.buffer = shared_bytes(self.record * len(drawn)) if file is None else self._mapped(file)
+
+    def _mapped(self, file: Path) -> Tensor:
+        size = max(self.record * len(self.drawn), 1)
+        return torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
 
     def _open(self, kinds: Sequence[Slots], drawn: np.ndarray) -> None:
         self.kinds, self.drawn = list(kinds), drawn
         self.layouts = [Layout(template) for template in self.kinds]
         self.record = max(layout.size for layout in self.layouts)
 
+    @property
+    def address(self) -> tuple[list[Slots], np.ndarray, Tensor | Path]:
+        """What another process needs to attach itself: a file is mapped there anew, by its name."""
+        return self.kinds, self.drawn, self.buffer if self.file is None else self.file.absolute()
+
     @classmethod
-    def attached(cls, kinds: Sequence[Slots], drawn: np.ndarray, buffer: Tensor) -> Store:
+    def attached(cls, kinds: Sequence[Slots], drawn: np.ndarray, records: Tensor | Path) -> Store:
         """The same store in another process, to read from."""
         store = cls.__new__(cls)
         store._open(kinds, drawn)
-        store.buffer = buffer
+        store.buffer = records if isinstance(records, Tensor) else store._mapped(records)
         return store
 
     def template(self, client: int) -> Slots:

@@ -130,7 +130,10 @@ class Layout:
         return address
 
     def write(self, buffer: Tensor, base: int, value: Any) -> None:
-        for (offset, dtype, shape), tensor in zip(self.entries, tensors(value), strict=True):
+        held = buffer.untyped_storage().data_ptr()
+        # a value may be a view of another entry, which must not have changed when its turn comes
+        values = [t.clone() if t.untyped_storage().data_ptr() == held else t for t in tensors(value)]
+        for (offset, dtype, shape), tensor in zip(self.entries, values, strict=True):
             view(buffer, (base + offset, dtype, shape)).copy_(tensor.detach())
 
     def read(self, buffer: Tensor, base: int) -> Any:

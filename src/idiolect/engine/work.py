@@ -19,6 +19,7 @@ from idiolect.optim import Schedule
 from idiolect.engine.orders import key
 from idiolect.engine.steps import train
 from idiolect.engine.store import Store
+from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Method, Slots, State, Up
 from idiolect.task import Net, Task
 from idiolect.tree import Tree
@@ -160,9 +161,15 @@ class Context:
         )  # fmt: skip
 
     def do(self, job: Job) -> Reply:
-        if job.kind == "hello":
-            return Reply(job.client, Up(rows=self.method.hello(self.client(job))), None)
-        return self.local(job) if job.kind == "local" else self.received(job)
+        try:
+            if job.kind == "hello":
+                return Reply(job.client, Up(rows=self.method.hello(self.client(job))), None)
+            return self.local(job) if job.kind == "local" else self.received(job)
+        except (UsageError, ContractError, ClientError):
+            raise
+        except Exception as error:
+            where = f"{self.method.name}, client {job.client}, round {job.round} ({job.kind})"
+            raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
 
     def local(self, job: Job) -> Reply:
         """Local training; then, where asked, the evaluation of the trained model: `personal` with the client's own
@@ -193,7 +200,9 @@ class Context:
 
     def received(self, job: Job) -> Reply:
         w = self.personal(job)
-        return Reply(job.client, None, None, self.scores(job, w) if job.kind == "received" else (), weights=w)
+        if job.kind == "personal":
+            return Reply(job.client, None, None, weights=w)
+        return Reply(job.client, None, None, self.scores(job, w))
 
     def personal(self, job: Job) -> Tree:
         """The weights that the client would predict with, after download and before local training."""
@@ -227,8 +236,6 @@ def _kinds(state: State) -> list[Slots]:
 
 def checked(name: str, home: str, slots: Slots, declared: Slots, where: str) -> None:
     """A home's slots have the names, shapes and dtypes that `init` declared for it."""
-    from idiolect.errors import ContractError
-
     if slots.keys() != declared.keys():
         raise ContractError(
             f"{name} returned {home} with slots {_list(slots)}, init declared {_list(declared)} ({where})."
@@ -238,8 +245,6 @@ def checked(name: str, home: str, slots: Slots, declared: Slots, where: str) -> 
 
 
 def match(name: str, entry: str, value: Any, declared: Any, where: str) -> None:
-    from idiolect.errors import ContractError
-
     if isinstance(declared, Tree) != isinstance(value, Tree):
         raise ContractError(
             f"{name} returned {entry} as {type(value).__name__}, init declared {type(declared).__name__} ({where})."

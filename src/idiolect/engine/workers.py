@@ -45,7 +45,8 @@ class Workers:
         size = self.parcel or max(1, min(8, len(jobs) // (4 * len(self._workers))))
         source = iter(jobs)
         waiting = deque(iter(lambda: list(islice(source, size)), []))
-        number, turn, ready = 0, 0, {}  # parcels sent, the next to hand on, finished ones
+        number, turn = 0, 0  # parcels sent, the next to hand on
+        ready: dict[int, tuple[_Worker, int, list[Reply]]] = {}
         try:
             while waiting or turn < number:
                 for worker in self._workers:
@@ -106,7 +107,7 @@ class _Worker:
         bare = replace(pool.context, shards=pool.context.shards)
         self.process = pool._methods.Process(
             target=serve,
-            args=(theirs, bare, (pool.store.kinds, pool.store.drawn, pool.store.buffer)),
+            args=(theirs, bare, pool.store.address),
             daemon=True,
         )
         self.process.start()
@@ -158,8 +159,9 @@ class _Worker:
                     self.replies[slot] = buffer
                 memory = self.replies[slot]
                 del self.sent[number]
+                self.deaths.pop(number, None)
                 done.append((number, slot, [_opened(o, memory) for o in outcome]))
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # also in the middle of a message
             self._replace()
             return done
         if not self.process.is_alive() and not self.link.poll():
@@ -168,6 +170,7 @@ class _Worker:
 
     def _replace(self) -> None:
         """The process died. What it had not finished goes to its successor; numbers depend on jobs alone."""
+        self.process.kill()
         self.process.join()
         code = self.process.exitcode
         for number, (_, jobs) in self.sent.items():
@@ -188,7 +191,7 @@ class _Worker:
             self.process.join()
 
 
-def serve(link: Connection, context: Context, records: tuple[Any, Any, torch.Tensor]) -> None:
+def serve(link: Connection, context: Context, records: tuple[Any, ...]) -> None:
     """The worker's side: answer parcels until the link closes."""
     import signal
 
@@ -234,7 +237,8 @@ def _answer(context: Context, store: Store, jobs: list[Any], broadcast: Any, inb
 def _opened(outcome: Any, memory: Any) -> Reply:
     client, scores, passes, seconds, weight, packed = outcome
     parts, mine, weights = unpack(packed, lambda a: view(memory, a))
-    return Reply(client, Up(*parts, weight=weight) if parts else None, mine, scores, passes, seconds, weights)
+    up = Up(mean=parts[0], sum=parts[1], rows=parts[2], weight=weight) if parts else None
+    return Reply(client, up, mine, scores, passes, seconds, weights)
 
 
 def _not_in(value: Any, places: dict[int, Any]) -> list[torch.Tensor]:
@@ -249,4 +253,4 @@ def _raised(outcome: tuple[str, str, str]) -> Exception:
         return UsageError(text)
     if kind == "ContractError":
         return ContractError(text)
-    return ClientError(f"{kind}: {text}\n--- in the worker ---\n{trace}")
+    return ClientError(f"{text}\n--- in the worker ---\n{trace}")

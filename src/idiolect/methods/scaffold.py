@@ -41,3 +41,5 @@ class Scaffold(Method):
                 "SCAFFOLD reads the mean gradient off the distance moved, which holds for plain SGD alone; found "
                 "momentum, clipping or Adam. Set momentum=0, no clip, optimizer sgd."
             )
+        if not run.lr:
+            raise UsageError("SCAFFOLD divides the distance moved by the learning rate; found lr=0.")
