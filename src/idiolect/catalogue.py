@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -81,25 +81,39 @@ def settings(method: Method) -> dict[str, Any]:
     return {f"{own}.{k}": v for k, v in method.fields().items()}
 
 
+def share_out(names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of a comparison: each to all the methods that have its part."""
+    parts = {name: split(name) for name in names}
+    fields = {part: _fields(find(part)) for of in parts.values() for part in of}
+    placed = [(*_place(name, fields), value) for name, value in settings.items()]
+    return {name: {f"{p}.{field}": value for p, field, value in placed if p in of} for name, of in parts.items()}
+
+
 def _sort_out(parts: list[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Each setting to the part that has a field of that name, its value in the field's type."""
     fields = {part: _fields(find(part)) for part in parts}
     found: dict[str, dict[str, Any]] = {part: {} for part in parts}
     for name, value in settings.items():
-        part, _, field = name.rpartition(".")
-        holders = [part] if part else [p for p in parts if field in fields[p]]
-        if part and part not in fields:
-            raise unknown("method in --set", part, fields)
-        if not holders or field not in fields[holders[0]]:
-            known = [f for p in holders or parts for f in fields[p]]
-            if not known:
-                raise UsageError(f"{'+'.join(parts)} has no hyper-parameters; '{name}' cannot be set.")
-            raise unknown(f"hyper-parameter of {'+'.join(parts)}", field, known)
-        if len(holders) > 1:
-            choices = " or ".join(f"{p}.{field}" for p in holders)
-            raise UsageError(f"'{field}' is a field of {' and of '.join(holders)}; write {choices}.")
-        found[holders[0]][field] = convert(value, fields[holders[0]][field], f"{holders[0]}.{field}")
+        part, field = _place(name, fields)
+        found[part][field] = convert(value, fields[part][field], f"{part}.{field}")
     return found
+
+
+def _place(name: str, fields: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """The part and the field that a setting is for: `ditto.lam`, or `lam` where one part alone has it."""
+    part, _, field = name.rpartition(".")
+    if part and part not in fields:
+        raise unknown("method in --set", part, fields)
+    holders = [p for p in ([part] if part else fields) if field in fields[p]]
+    if not holders:
+        known = {f for p in ([part] if part else fields) for f in fields[p]}
+        if not known:
+            raise UsageError(f"{part or '+'.join(fields)} has no hyper-parameters; '{name}' cannot be set.")
+        raise unknown(f"hyper-parameter of {part or ', '.join(fields)}", field, known)
+    if len(holders) > 1:
+        choices = " or ".join(f"{p}.{field}" for p in holders)
+        raise UsageError(f"'{field}' is a field of {' and of '.join(holders)}; write {choices}.")
+    return holders[0], field
 
 
 def _fields(kind: type[Method]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -148,11 +148,15 @@ def refuse(path: Path) -> None:
 @contextmanager
 def withdrawn(path: Path | None) -> Iterator[None]:
     """A run that fails leaves nothing behind; one that is killed leaves files without a summary."""
+    made = [p for p in (path, *path.parents) if not p.exists()] if path is not None else []
     try:
         yield
     except BaseException:
         if path is not None:
             withdraw(path)
+        for directory in made:
+            with suppress(OSError):  # something else has come to lie there
+                directory.rmdir()
         raise
 
 
@@ -162,8 +166,6 @@ def withdraw(path: Path) -> None:
         return
     for name in (*FILES, *(f"{file}.part" for file in (*FILES, SUMMARY))):
         shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink(missing_ok=True)
-    if not any(path.iterdir()):
-        path.rmdir()
 
 
 def backend(experiment: Run, context: Context, store: Store) -> Backend:

@@ -160,10 +160,12 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
     state: dict[str, Any] = {}
     for t in range(max(len(q.indices) for q in phases)):
         rows, mask, active = _step(phases, offsets, t, params[0].dtype)
-        shape = mask.shape
-        x = pool.index_select(0, rows.reshape(-1)).reshape(*shape, *pool.shape[1:])
-        y = labels.index_select(0, rows.reshape(-1)).reshape(*shape, *labels.shape[1:])
-        e = pytree.tree_map(lambda v: v.index_select(0, rows.reshape(-1)).reshape(*shape, *v.shape[1:]), each)  # noqa: B023
+
+        def chosen(v: Tensor, rows: Tensor = rows) -> Tensor:
+            return v.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *v.shape[1:])
+
+        x, y = chosen(pool), chosen(labels)
+        e = None if each is None else pytree.tree_map(chosen, each)
         whole = bool(mask.all())
         values = (params, frozen, given, x, y, e)
         grads = full(*values, None) if whole else masked(*values, mask)

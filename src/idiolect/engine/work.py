@@ -182,10 +182,17 @@ class Context:
         seconds, passes = time.perf_counter() - started, me.passes
         scores: tuple[Score, ...] = ()
         if job.score:
+            self._check(job, up, mine)  # else what is wrong would show as a failure to predict
             scores = self.scores(job, self.method.personal(self.client(job), {**job.down, **up.rows, **up.mean}, mine))
         if kept is not None:
             mine = {**mine, KEPT: me.buffers}
         return Reply(job.client, up, mine, scores, passes, seconds)
+
+    def _check(self, job: Job, up: Up, mine: Slots) -> None:
+        name, where = f"{self.method.name}.local", f"client {job.client}, round {job.round}"
+        checked(name, "mine", mine, job.mine, where)
+        for slot in up.mean.keys() & self.state.server.keys():
+            match(name, f'up.mean["{slot}"]', up.mean[slot], self.state.server[slot], where)
 
     def open(self, job: Job) -> tuple[Job, Tree | None]:
         """The job as the method sees it: with the client's own buffers in what it received, once it has some."""

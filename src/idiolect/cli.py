@@ -1,0 +1,316 @@
+"""The command line: `idiolect run`, `compare`, `methods` and `show`. Options are made from the fields of `Run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from idiolect import __version__
+from idiolect.errors import ClientError, ContractError, UsageError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and `--help` does without
+    from idiolect.engine.loop import Report
+
+BASICS = "local,fedavg,fedavg+finetune,fedper,fedrep,ditto"
+MISUSED, INTERRUPTED = 2, 130
+
+
+class Idiolect(click.Group):
+    """A mistake ends in one sentence and exit code 2, an interruption in one word and 130."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **kwargs: Any) -> NoReturn:
+        args = sys.argv[1:] if args is None else list(args)
+        try:
+            done = super().main(args, *more, standalone_mode=False, **kwargs)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(MISUSED)
+        except click.Abort:
+            _fail("Interrupted.", INTERRUPTED)
+        except click.ClickException as error:
+            _fail(error.format_message(), error.exit_code)
+        except (UsageError, ContractError, ClientError, OSError) as error:
+            if "--debug" in args:
+                raise
+            _fail(_sentence(error), MISUSED)
+        sys.exit(done if isinstance(done, int) else 0)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'A file'}: {error.strerror or error}."
+    first = str(error).partition("\n")[0]  # a worker's trace comes below
+    return f"{first} ('idiolect --debug ...' shows where.)" if isinstance(error, ClientError) else first
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    click.echo(sentence, err=True)
+    sys.exit(code)
+
+
+class Experiment(click.Command):
+    """A command with an option for each field of `Run` that can be written in a word. It asks for them when it is
+    called, not when this file is imported."""
+
+    skipped: frozenset[str] = frozenset()
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        there = {p.name for p in self.params} | self.skipped
+        self.params += [option for option in field_options() if option.name not in there]
+        return super().get_params(ctx)
+
+
+class Comparison(Experiment):
+    skipped = frozenset({"seed"})
+
+
+def field_options() -> Iterator[click.Option]:
+    from idiolect.experiment import OPTIONS
+
+    for name, (kind, default, text) in OPTIONS.items():
+        flag = f"--{name.replace('_', '-')}"
+        shown = "" if default is None or kind is Mapping else f"  [{_word(default)}]"
+        if kind is bool:
+            yield click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=text + shown)
+        else:
+            several = {"multiple": True, "metavar": "NAME=VALUE"} if kind is Mapping else {"metavar": "VALUE"}
+            yield click.Option([flag], help=text + shown, **several)  # type: ignore[arg-type]
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@click.group(cls=Idiolect, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="idiolect")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the whole trace of an error.")
+def main() -> None:
+    """Personalized federated learning: many clients learn together, and each ends with a model of its own.
+
+    \b
+    idiolect compare                          six methods on the digits, and a table of how they do
+    idiolect compare --methods local,fedrep --seeds 0,1,2 --clients 50 --ratio 0.2
+    idiolect run fedrep --set head_epochs=5   one method, its curves, its models
+    idiolect methods                          what there is
+    idiolect show fedrep                      one method: paper, settings, what it keeps and sends
+    """
+
+
+@main.command(cls=Experiment)
+@click.argument("method", required=False)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter of the method; may be repeated.")
+@click.option("--config", metavar="FILE", help="A run file (run.toml of an earlier run); options given here win over it.")
+@click.option("--out", metavar="DIR", help="Where to write; never over something else.  [runs/<method>-<data>-<n>]")
+def run(method: str | None, settings: Sequence[str], config: str | None, out: str | None, **options: Any) -> None:
+    """Train with one METHOD, and keep its metrics, its models and the run itself.
+
+    \b
+    idiolect run fedrep
+    idiolect run fedrep --data digits --split dirichlet:0.1 --clients 50 --ratio 0.2 --rounds 100
+    idiolect run fedavg+finetune --set finetune.epochs=3 --lr 0.02 --momentum 0.9
+    idiolect run --config runs/fedrep-digits-1/run.toml --seed 1
+
+    METHOD is a name of `idiolect methods`; wrappers are added with a plus: fedrep+finetune.
+    """
+    from idiolect import running
+    from idiolect.experiment import Run
+    from idiolect.report import tables
+
+    fields = _fields(config, options)
+    experiment = Run.from_table({**fields, "method": _method(method, fields.pop("method", None), _settings(settings))})
+    assert not isinstance(experiment.method, str)
+    path = Path(out) if out is not None else _free(f"{experiment.method.name}-{Path(str(experiment.data)).name}")
+    with progress(experiment.rounds, experiment.rounds, experiment.clients) as advance:
+        result = running.run(experiment, path, lambda report: advance(experiment.method.name, report))  # type: ignore[union-attr]
+    click.echo(tables.run(result.summary))
+    click.echo(path)
+
+
+@main.command(cls=Comparison)
+@click.option("--methods", default=BASICS, metavar="NAMES", help=f"Which ones, with commas.  [{BASICS}]")
+@click.option("--seeds", metavar="NUMBERS", help="Each method runs once with each.  [0]")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter, for the methods that have it; may be repeated.")
+@click.option("--config", metavar="FILE", help="A run file for all but the method; options given here win over it.")
+@click.option("--out", metavar="DIR", help="Where to write. Runs that are finished there are not run again.  [runs/compare-<n>]")
+def compare(methods: str, seeds: str | None, settings: Sequence[str], config: str | None, out: str | None, **options: Any) -> None:
+    """Train with several methods on the same clients, and make one table and one figure of them.
+
+    \b
+    idiolect compare
+    idiolect compare --methods local,fedavg,fedrep,fedrep+finetune --seeds 0,1,2
+    idiolect compare --methods local,ditto,fedamp --set ditto.lam=0.1 --set fedamp.lam=0.5
+    idiolect compare --out runs/mine --seeds 0,1,2     (the same again goes on where it was cut off)
+
+    All methods see the same clients, participants, batches and initial weights for a seed.
+    """
+    from idiolect import catalogue, comparing
+
+    names = [name.strip() for name in methods.split(",")]
+    shared = catalogue.share_out(names, _settings(settings))
+    fields = _fields(config, options)
+    fields.pop("method", None)
+    found = [fields.pop("seed", 0)] if seeds is None else _whole_numbers(seeds)
+    fields.pop("seed", None)
+    chosen = [catalogue.build(name, shared[name]) for name in names]
+    path = Path(out) if out is not None else _free("compare")
+    rounds, clients = (fields.get(name, comparing.default(name)) for name in ("rounds", "clients"))
+    try:
+        with progress(rounds * len(names) * len(found), rounds, clients) as advance:
+            watch = lambda label, seed, report: advance(f"{label}, seed {seed}", report)
+            comparison = comparing.compare(chosen, seeds=found, out=path, watch=watch, **fields)
+    except KeyboardInterrupt:
+        if path.exists():
+            click.echo(f"What is finished is kept; the same command with --out {path} goes on from there.", err=True)
+        raise
+    _show_table(comparison)
+    click.echo(path / "comparison.md")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="All that is known of each, for programs.")
+def methods(as_json: bool) -> None:
+    """List the methods: what each keeps, sends and needs."""
+    from idiolect import catalogue, describing
+
+    found = [describing.describe(name) for name in catalogue.names()]
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    for kind in (False, True):
+        width = max(len(one["name"]) for one in found)
+        if kind:
+            click.echo("\nWrappers, written after what they wrap, as in fedrep+finetune:")
+        for one in found:
+            if one["wraps"] == kind:
+                click.echo(f"{one['name']:<{width}}  {one['title']}" + (f" [{one['paper']}]" if one["paper"] else ""))
+
+
+@main.command()
+@click.argument("method")
+def show(method: str) -> None:
+    """Show one METHOD: its paper, its settings, what it keeps and sends."""
+    from idiolect import describing
+
+    click.echo(describing.page(method))
+
+
+# what is given
+
+
+def _fields(config: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a run: those of the file, and over them those given as options."""
+    from idiolect.catalogue import convert
+    from idiolect.experiment import OPTIONS, read
+
+    fields = read(config) if config is not None else {}
+    for name, value in options.items():
+        kind, _, _ = OPTIONS[name]
+        if kind is Mapping and value:
+            fields[name] = {**fields.get(name, {}), **{k: _literal(v) for k, v in _pairs(value, f"--{name.replace('_', '-')}")}}
+        elif kind is not Mapping and value is not None:
+            fields[name] = convert(value, kind, name)
+    return fields
+
+
+def _method(name: str | None, filed: Any, settings: Mapping[str, str]) -> Any:
+    """The method asked for. The file's hyper-parameters hold for the file's method."""
+    from idiolect import catalogue
+    from idiolect.experiment import flat
+
+    table = dict(filed) if isinstance(filed, Mapping) else {"name": filed} if filed is not None else {}
+    known = table.pop("name", None)
+    if name is None and known is None:
+        raise UsageError("A run needs a method, as in 'idiolect run fedrep'; 'idiolect methods' lists them.")
+    if name is not None and (known is None or catalogue.split(name) != catalogue.split(str(known))):
+        table = {}
+    return catalogue.build(str(known) if name is None else name, {**flat(table), **settings})
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    return dict(_pairs(given, "--set"))
+
+
+def _pairs(given: Sequence[str], option: str) -> Iterator[tuple[str, str]]:
+    for text in given:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not name or not equals or not value:
+            raise UsageError(f"{option} takes name=value, as in lam=0.5; found '{text}'.")
+        yield name, value
+
+
+def _literal(text: str) -> Any:
+    """A number, a list, true or false, as TOML writes them; anything else is a word."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds takes whole numbers with commas, as in 0,1,2; found '{text}'.") from None
+
+
+def _free(name: str) -> Path:
+    return next(path for n in count(1) if not (path := Path("runs", f"{name}-{n}")).exists())
+
+
+# what is shown
+
+Advance = Callable[[str, "Report | None"], None]
+
+
+@contextmanager
+def progress(total: int, each: int, clients: int) -> Iterator[Advance]:
+    """A bar of all rounds on a terminal, nothing elsewhere. A report of None stands for all the rounds of a run."""
+    if not sys.stderr.isatty():
+        yield lambda name, report: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = TextColumn("rounds, {task.fields[clients]} clients, accuracy {task.fields[accuracy]}")
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), shown, TimeRemainingColumn(), TextColumn("left"),
+        console=Console(stderr=True),
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("starting", total=total, clients=clients, accuracy="–")
+
+        def advance(name: str, report: Report | None) -> None:
+            scores = [s for of in report.received.values() for s in of if s.split == "test"] if report is not None else []
+            accuracy = {"accuracy": f"{100 * fmean(s.correct / s.total for s in scores):.1f} %"} if scores else {}
+            step = each if report is None else 1 if report.round else 0
+            bar.update(task, description=name, advance=step, **accuracy)  # type: ignore[arg-type]
+
+        yield advance
+
+
+def _show_table(comparison: Any) -> None:
+    """As Markdown, or as a table on a terminal."""
+    if not sys.stdout.isatty():
+        click.echo(comparison)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from idiolect.report import tables
+
+    header, rows = tables.table(comparison.summary)
+    shown = Table(caption=tables.headline(comparison.summary), caption_justify="left")
+    for k, name in enumerate(header):
+        shown.add_column(name, justify="left" if k == 0 else "right", no_wrap=k == 0)
+    for row in rows:
+        shown.add_row(*row)
+    Console().print(shown)

@@ -1,0 +1,261 @@
+"""`compare`: several methods on the same clients, with the same participants, and one table of how they do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from idiolect import __version__, catalogue
+from idiolect.data import Split
+from idiolect.engine.loop import Report
+from idiolect.errors import UsageError
+from idiolect.experiment import Run
+from idiolect.method import Method
+from idiolect.report import figures, tables
+from idiolect.running import SUMMARY, run, withdraw, write
+
+SAVED = ("comparison.csv", "comparison.md", "curves.png", "comparison.json")  # the last one means: finished
+MOMENTS = ("received", "trained")
+Entry = str | Method | tuple[str, Method]
+Watch = Callable[[str, int, Report | None], None]  # label, seed, one round's report; None: the run was there already
+Plan = dict[tuple[str, int], Run]  # (label, seed) -> its run
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one run found: its summary.json, and the rows of its two Parquet files."""
+
+    summary: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, Any]]
+    clients: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How several methods did. `summary` is comparison.json: `methods` holds an entry for each, the best one first;
+    `curves` is each method's accuracy over the rounds, for every seed."""
+
+    summary: Mapping[str, Any]
+    curves: Mapping[str, figures.Curves]
+    path: Path | None = None
+
+    @property
+    def methods(self) -> dict[str, Mapping[str, Any]]:
+        """The entries by label, the best one first."""
+        return {entry["label"]: entry for entry in self.summary["methods"]}
+
+    def __str__(self) -> str:
+        return tables.markdown(self.summary)
+
+
+def compare(
+    methods: Sequence[Entry], *, seeds: Sequence[int] = (0,), out: str | Path | None = None, watch: Watch | None = None, **fields: Any
+) -> Comparison:
+    """Run each method with each seed; `fields` are `Run`'s. A method is a name, a value, or (label, value).
+
+    With `out`, every run has its directory there, `<label>/seed-<seed>`, without models. Runs that are finished there are
+    taken as they are, those that were cut off run again; anything else that lies there is refused. The table and the
+    curves are saved beside them.
+    """
+    runs = plan(methods, seeds, fields)
+    path = Path(out) if out is not None else None
+    if path is not None:
+        refuse(path, runs)
+    found: dict[tuple[str, int], Found] = {}
+    for (label, seed), experiment in runs.items():
+        place = path / label / f"seed-{seed}" if path is not None else None
+        found[label, seed] = _found(label, seed, experiment, place, watch)
+    curves = {label: {seed: curve(one) for seed, one in of.items()} for label, of in _by_label(found).items()}
+    comparison = Comparison(summarise(runs, found), curves, path)
+    if path is not None:
+        save(path, comparison)
+    return comparison
+
+
+def plan(methods: Sequence[Entry], seeds: Sequence[int], fields: Mapping[str, Any]) -> Plan:
+    """Every run, valid and able to start, before the first one does."""
+    named = _labelled(methods)
+    for name, instead in {"method": "methods", "seed": "seeds"}.items():
+        if name in fields:
+            raise UsageError(f"A comparison has several of its {instead}; give {instead}=[...] instead of {name}=.")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UsageError(f"seeds must be different whole numbers, at least one; found {list(seeds)}.")
+    runs: Plan = {}
+    for seed in seeds:
+        for label, method in named.items():
+            experiment = Run.from_table({**fields, "method": method, "seed": seed})
+            for (_, s), earlier in runs.items():  # the data is read once, and split once for each seed
+                vars(experiment)["dataset"] = earlier.dataset
+                if s == seed:
+                    vars(experiment)["federation"] = earlier.federation
+            _ = experiment.federation
+            if seed == seeds[0]:
+                _ = experiment.context().state  # a network that does not fit, a layer that is not there
+            runs[label, seed] = experiment
+    return runs
+
+
+def _labelled(methods: Sequence[Entry]) -> dict[str, Method]:
+    if isinstance(methods, str) or not methods:
+        raise UsageError(f"Expected a list of methods, such as ['local', 'fedavg']; found {methods!r}.")
+    named: dict[str, Method] = {}
+    for entry in methods:
+        label, method = entry if isinstance(entry, tuple) else (None, entry)
+        method = catalogue.build(method) if isinstance(method, str) else method
+        label = method.name if label is None else label
+        if label in named:
+            raise UsageError(f"'{label}' is there twice; leave one out, or give it another label: ('{label} 2', method).")
+        if not label or label.startswith(".") or set(label) & set('/\\:*?"<>|') or label in SAVED:
+            raise UsageError(f"A label is the name of a directory; found '{label}'.")
+        named[label] = method
+    return named
+
+
+# the directory
+
+
+def refuse(path: Path, runs: Plan) -> None:
+    """Nothing is overwritten that is not an unfinished part of this very comparison."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; choose a directory.")
+    report = path / "comparison.json"
+    if report.exists() and json.loads(report.read_text())["settings"] != _settings(runs):
+        raise UsageError(f"{path} holds a finished comparison with other settings, which is never overwritten; choose another directory.")
+    known = {label for label, _ in runs} | set(SAVED) | {f"{name}.part" for name in SAVED}
+    others = sorted(p.name for p in path.iterdir() if p.name not in known) if path.exists() else []
+    if others:
+        raise UsageError(f"{path} holds other things ({', '.join(others[:3])}); choose an empty or new directory.")
+    for (label, seed), experiment in runs.items():
+        finished(path / label / f"seed-{seed}", experiment)
+
+
+def finished(place: Path, experiment: Run) -> bool:
+    """Whether this very run is finished there; another one that is finished there is refused."""
+    if not (place / SUMMARY).exists():
+        return False
+    if (place / "run.toml").read_text() != experiment.to_toml():
+        raise UsageError(f"{place} holds a finished run with other settings, which is never overwritten; choose another directory.")
+    if json.loads((place / SUMMARY).read_text())["split_hash"] != experiment.federation.split_hash:
+        raise UsageError(f"{place} holds a finished run on other data, which is never overwritten; choose another directory.")
+    return True
+
+
+def _found(label: str, seed: int, experiment: Run, place: Path | None, watch: Watch | None) -> Found:
+    if place is not None and finished(place, experiment):
+        if watch is not None:
+            watch(label, seed, None)
+        import pyarrow.parquet as pq
+
+        rounds, clients = (pq.read_table(place / f"{name}.parquet").to_pylist() for name in ("rounds", "clients"))
+        return Found(json.loads((place / SUMMARY).read_text()), rounds, clients)
+    if place is not None:
+        withdraw(place)
+    result = run(experiment, place, (lambda report: watch(label, seed, report)) if watch else None, models=False)
+    return Found(result.summary, result.rounds, result.clients)
+
+
+def save(path: Path, comparison: Comparison) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    write(path / "comparison.csv", tables.csv(comparison.summary))
+    write(path / "comparison.md", f"{comparison}\n![Accuracy over the rounds](curves.png)\n")
+    write(path / "curves.png", figures.png(comparison.summary, comparison.curves))
+    write(path / "comparison.json", json.dumps(comparison.summary, indent=1) + "\n")
+
+
+def _settings(runs: Plan) -> dict[str, Any]:
+    """What makes two comparisons the same: the seeds, and each method's run file for the first of them."""
+    first = next(iter(runs))[1]
+    return {"seeds": [s for s in dict.fromkeys(s for _, s in runs)], "runs": {k: r.to_toml() for (k, s), r in runs.items() if s == first}}
+
+
+# the numbers
+
+
+def summarise(runs: Plan, found: Mapping[tuple[str, int], Found]) -> dict[str, Any]:
+    """comparison.json. Methods are ranked by the plain mean over clients of the accuracy received in the last round."""
+    first = next(iter(runs.values()))
+    alone = next((label for (label, _), r in runs.items() if r.method.name == "local"), None)  # type: ignore[union-attr]
+    entries = []
+    for label, of in _by_label(found).items():
+        measured = [measure(one, found.get((alone, seed)) if alone else None) for seed, one in of.items()]
+        entries.append({"label": label, "method": runs[label, next(iter(of))].method.name, **over_seeds(measured)})  # type: ignore[union-attr]
+    entries.sort(key=lambda e: -(e["received"]["plain"]["last"]["mean"] or 0.0))
+    return {
+        "idiolect": __version__,
+        "data": first.dataset.name,
+        "split": str(first.split) if isinstance(first.split, Split) else first.split.recipe,  # type: ignore[union-attr]
+        "split_hash": {str(seed): r.federation.split_hash for (_, seed), r in runs.items()},
+        "clients": first.clients,
+        "rounds": first.rounds,
+        "seeds": list(dict.fromkeys(seed for _, seed in runs)),
+        "evaluation": {
+            "moments": "received: after download, before local training, all clients; trained: after local training, the round's participants",
+            "averages": "plain: mean over clients; weighted: over test samples",
+            "rounds": "last; best on the test rows; last10: mean of the last ten evaluated",
+            "seeds": "mean, and sample standard deviation (null for one seed)",
+            "clients": "std_over_clients (sample), worst_decile (mean of the lowest tenth), gain_over_local and worse_than_local "
+            "(paired by client, ties not worse): accuracy of the last round",
+            "ranking": "received, plain, last",
+        },
+        "methods": entries,
+        "settings": _settings(runs),
+    }  # fmt: skip
+
+
+def _by_label(found: Mapping[tuple[str, int], Found]) -> dict[str, dict[int, Found]]:
+    grouped: dict[str, dict[int, Found]] = {}
+    for (label, seed), one in found.items():
+        grouped.setdefault(label, {})[seed] = one
+    return grouped
+
+
+def curve(found: Found) -> dict[int, float]:
+    """Round -> plain mean over clients of the accuracy received."""
+    return {r["round"]: r["received_plain"] for r in found.rounds if r["received_plain"] is not None}
+
+
+def measure(found: Found, alone: Found | None) -> dict[str, Any]:
+    """One run in numbers. `alone` is Local's run on the same clients, where there is one."""
+    s = found.summary
+    replies = sum(len(r["participants"]) for r in found.rounds)
+    return {
+        **{moment: s["accuracy"][moment] | _over_clients(found, alone, moment) for moment in MOMENTS},
+        "bytes_per_participant": {way: s["bytes"][way] / replies if replies else 0.0 for way in ("down", "up")},
+        "gradient_passes": s["gradient_passes"],
+        "seconds": s["seconds"]["total"],
+    }
+
+
+def _over_clients(found: Found, alone: Found | None, moment: str) -> dict[str, float | None]:
+    """How the clients differ, and what each of them gains over training alone."""
+    own = last(found, moment)
+    values = sorted(own.values())
+    numbers = {
+        "std_over_clients": stdev(values) if len(values) > 1 else None,
+        "worst_decile": fmean(values[: ceil(len(values) / 10)]) if values else None,
+    }
+    if alone is not None:
+        gains = [own[i] - accuracy for i, accuracy in last(alone, moment).items()]
+        numbers["gain_over_local"] = fmean(gains) if gains else None
+        numbers["worse_than_local"] = fmean(gain < 0 for gain in gains) if gains else None
+    return numbers
+
+
+def last(found: Found, moment: str) -> dict[int, float]:
+    """Each client's test accuracy in the last round in which that moment was evaluated."""
+    rows = [r for r in found.clients if r["moment"] == moment and r["split"] == "test"]
+    final = max((r["round"] for r in rows), default=None)
+    return {r["client"]: r["correct"] / r["total"] for r in rows if r["round"] == final}
+
+
+def over_seeds(values: Sequence[Any]) -> Any:
+    """Nested numbers of every seed -> the same nest of mean, sample standard deviation and the values themselves."""
+    if isinstance(values[0], Mapping):
+        return {name: over_seeds([value[name] for value in values]) for name in values[0]}
+    known = [value for value in values if value is not None]
+    return {"mean": fmean(known) if known else None, "std": stdev(known) if len(known) > 1 else None, "values": list(values)}

@@ -1,0 +1,1 @@
+"""What is made of results for people to read: tables and figures."""

@@ -1,0 +1,113 @@
+"""A comparison as a table: the same cells for Markdown and the terminal, all numbers for CSV."""
+
+from __future__ import annotations
+
+import csv as comma
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Entry = Mapping[str, Any]
+MINUS = "−"
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    """Which evaluation the table shows."""
+    seeds = summary["seeds"]
+    hashes = ", ".join(dict.fromkeys(h[:12] for h in summary["split_hash"].values()))
+    over = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return (
+        f"Test accuracy in % as received (after download, before local training): all {summary['clients']} clients, plain mean "
+        f"over clients, last round of {summary['rounds']}; {over}. Data {summary['data']}, split {summary['split']}, hash {hashes}."
+    )
+
+
+def footnote(summary: Mapping[str, Any]) -> str:
+    """What the other columns are."""
+    alone = "gain: points over Local, client by client; worse: share of clients below what they reach alone; " if _alone(summary) else ""
+    return (
+        "last 10, best: the same accuracy, over the last ten evaluations and at its best on the test rows; weighted: over test "
+        "samples; clients ±: standard deviation over clients; lowest tenth: mean over the worst tenth of the clients; "
+        f"{alone}trained: the round's participants after local training; kB: per participant and round; passes: gradient "
+        "passes over its data, per participant and round."
+    )
+
+
+def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Column names, and a row of cells for each method, the best one first."""
+    rows = [dict(_cells(entry)) for entry in summary["methods"]]
+    return list(rows[0]), [list(row.values()) for row in rows]
+
+
+def _cells(entry: Entry) -> Iterator[tuple[str, str]]:
+    received, plain = entry["received"], entry["received"]["plain"]
+    yield "method", entry["label"]
+    yield "accuracy", percent(plain["last"], spread=True)
+    yield "last 10", percent(plain["last10"])
+    yield "best", percent(plain["best"])
+    yield "weighted", percent(received["weighted"]["last"])
+    yield "clients ±", percent(received["std_over_clients"])
+    yield "lowest tenth", percent(received["worst_decile"])
+    if "gain_over_local" in received:
+        yield "gain", percent(received["gain_over_local"], sign=True)
+        yield "worse", percent(received["worse_than_local"])
+    yield "trained", percent(entry["trained"]["plain"]["last"])
+    yield "kB down", f"{entry['bytes_per_participant']['down']['mean'] / 1000:.0f}"
+    yield "kB up", f"{entry['bytes_per_participant']['up']['mean'] / 1000:.0f}"
+    yield "passes", f"{entry['gradient_passes']['mean']:.1f}"
+    yield "seconds", f"{entry['seconds']['mean']:.1f}"
+
+
+def percent(value: Mapping[str, Any], spread: bool = False, sign: bool = False) -> str:
+    """A fraction over the seeds, in per cent."""
+    if value["mean"] is None:
+        return "–"
+    text = f"{100 * value['mean']:{'+' if sign else ''}.1f}".replace("-", MINUS)
+    return f"{text} ± {100 * value['std']:.1f}" if spread and value["std"] is not None else text
+
+
+def markdown(summary: Mapping[str, Any]) -> str:
+    header, rows = table(summary)
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [[cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))] for row in [header, *rows]]
+    lines.insert(1, ["-" * w if k == 0 else "-" * (w - 1) + ":" for k, w in enumerate(widths)])
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{headline(summary)}\n\n{body}\n\n{footnote(summary)}\n"
+
+
+def csv(summary: Mapping[str, Any]) -> str:
+    """Every number of comparison.json, a row for each method, named by its path in it."""
+    rows = [dict(_flat(entry)) for entry in summary["methods"]]
+    text = io.StringIO()
+    writer = comma.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key != "values":  # one column for each number, whatever the number of seeds
+                yield from _flat(inner, f"{name}.{key}" if name else key)
+    else:
+        yield name, value
+
+
+def _alone(summary: Mapping[str, Any]) -> bool:
+    return "gain_over_local" in summary["methods"][0]["received"]
+
+
+def run(summary: Mapping[str, Any]) -> str:
+    """What one run found, in a few lines."""
+    lines = [
+        f"{summary['method']}: {summary['split']}; {summary['rounds']} rounds; split hash {summary['split_hash'][:12]}",
+        f"{'test accuracy, %':<20}{'last':>7}{'last 10':>9}{'best':>7}",
+    ]
+    for moment, averages in summary["accuracy"].items():
+        for average, over in averages.items():
+            last, last10, best = (percent({"mean": over[k]}) for k in ("last", "last10", "best"))
+            lines.append(f"{f'{moment}, {average}':<20}{last:>7}{last10:>9}{best:>7}")
+    down, up = (summary["bytes"][way] / 1e6 for way in ("down", "up"))
+    lines.append(f"{down:.1f} MB down, {up:.1f} MB up, {summary['gradient_passes']:.1f} gradient passes a round, {summary['seconds']['total']:.1f} s")
+    return "\n".join(lines)

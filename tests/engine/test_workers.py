@@ -1,0 +1,235 @@
+"""Worker processes: the same bits however many there are and whatever happens to them; errors say where; none is left."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+
+import odd
+import pytest
+import torch
+from harness import experiment, run
+
+from idiolect.engine import workers
+from idiolect.engine.loop import Progress, loop, turns
+from idiolect.engine.serial import Serial
+from idiolect.errors import ClientError, ContractError, UsageError
+from idiolect.method import Rows
+from idiolect.running import one_thread
+
+
+def begin(experiment, count=2, parcel=None, file=None):
+    context = experiment.context()
+    store = context.store(experiment.clients, file)
+    pool = workers.Workers(context, store, count, parcel) if count else Serial(context)
+    return context, Progress(context.state.server, Rows(context.state.rows), store), pool
+
+
+def carried_out(experiment, count=2, parcel=None, file=None, watch=lambda report, pool: None):
+    """The loop with a pool that the test can reach."""
+    context, progress, pool = begin(experiment, count, parcel, file)
+    with one_thread():
+        try:
+            loop(experiment, context, pool, progress, lambda report: watch(report, pool))
+        finally:
+            pool.close()
+    assert count == 0 or nobody_left(pool)
+    return progress
+
+
+def nobody_left(pool):
+    processes = [w.process for w in pool._workers]
+    return not any(p.is_alive() for p in processes) and not set(processes) & set(multiprocessing.active_children())
+
+
+def same(one, two, clients=8):
+    assert one.server["model"].equals(two.server["model"])
+    assert one.store.visits.tolist() == two.store.visits.tolist()
+    for i in range(clients):
+        a, b = one.store.read(i), two.store.read(i)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k].equals(b[k]) for k in a)
+    return True
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path)
+
+
+def test_a_worker_killed_in_mid_round_is_replaced_and_the_bits_are_the_same(folder):
+    plain = carried_out(experiment(odd.Shared()), count=0)
+    found = carried_out(experiment(odd.KilledOnce(folder=folder, client=0)))
+    assert Path(folder, "killed-0").exists()
+    assert same(plain, found)
+
+
+def test_a_worker_killed_from_outside_while_it_trains_is_replaced(folder):
+    plain = carried_out(experiment(odd.Shared()), count=0)
+    told = Path(folder, "pid")
+    over = threading.Event()
+
+    def killer():
+        while not told.exists() and not over.wait(0.01):
+            pass
+        if told.exists():
+            os.kill(int(told.read_text()), signal.SIGKILL)
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        found = carried_out(experiment(odd.Waiting(folder=folder, client=0)))
+    finally:
+        over.set()
+        thread.join()
+    assert told.exists()
+    assert same(plain, found)
+
+
+def test_idle_workers_killed_between_rounds_are_replaced():
+    plain = carried_out(experiment(odd.Shared()), count=0)
+
+    def kill(report, pool):
+        for worker in pool._workers:
+            os.kill(worker.process.pid, signal.SIGKILL)
+            worker.process.join()
+
+    assert same(plain, carried_out(experiment(odd.Shared()), watch=kill))
+
+
+def test_accidents_of_different_rounds_do_not_add_up(folder):
+    """One worker, so that it is the first parcel of every round that is lost."""
+    method = odd.KilledOnce(folder=folder, client=0, every_round=True)
+    lists = [[0, 1, 2]]
+    plain = carried_out(experiment(odd.Shared(), rounds=5, ratio=lists), count=0)
+    found = carried_out(experiment(method, rounds=5, ratio=lists), count=1)
+    assert len(list(Path(folder).iterdir())) == 5 > workers.REPLACED
+    assert same(plain, found)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_worker_that_always_dies_is_an_error_in_the_end(count):
+    context, progress, pool = begin(experiment(odd.AlwaysKilled(client=0), ratio=1.0), count)
+    seen = []
+    with pytest.raises(ClientError, match=r"A worker died 3 times \(exit code -9\) at clients? .*\b0\b"):
+        loop(experiment(odd.AlwaysKilled(client=0), ratio=1.0), context, pool, progress, seen.append)
+    assert len(seen) == 1  # the evaluation before the first round
+    pool.close()
+    assert nobody_left(pool)
+
+
+@pytest.mark.parametrize("backend", ["serial", "workers", "stacked"])
+def test_a_mistake_in_local_names_method_client_and_round(backend):
+    with pytest.raises(ClientError) as error:
+        run(experiment(odd.Raising(client=2), ratio=1.0, backend=backend, workers=2))
+    assert str(error.value).startswith("raising, client 2, round 0 (local): ZeroDivisionError: of all things")
+    if backend == "workers":
+        assert "a_step_down" in str(error.value)  # the trace, down to the line
+        assert "odd.py" in str(error.value)
+    else:
+        assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("backend", ["serial", "workers", "stacked"])
+def test_a_complaint_to_the_user_stays_one(backend):
+    with pytest.raises(UsageError) as error:
+        run(experiment(odd.Raising(client=2, kind="complaint"), ratio=1.0, backend=backend, workers=2))
+    assert str(error.value) == "This method needs more samples; found 3."
+
+
+@pytest.mark.parametrize("backend", ["serial", "workers", "stacked"])
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("reply", 'raising.local returned up.mean["model"] with 1 tensors, init declared 4; lacking: '),
+        ("state", "raising.local returned mine with slots none, init declared count (client 2, round 0)."),
+    ],
+)
+def test_a_broken_contract_says_who_broke_it(backend, kind, sentence):
+    with pytest.raises(ContractError) as error:
+        run(experiment(odd.Raising(client=2, kind=kind), ratio=1.0, backend=backend, workers=2))
+    assert str(error.value).startswith(sentence)
+    assert "client 2" in str(error.value)
+
+
+def test_after_an_error_nobody_is_left():
+    run_ = experiment(odd.Raising(client=2), ratio=1.0)
+    context, progress, pool = begin(run_)
+    with pytest.raises(ClientError):
+        loop(run_, context, pool, progress, lambda report: None)
+    assert nobody_left(pool)
+    pool.close()  # a second time
+
+
+def test_a_round_that_is_given_up_leaves_nobody():
+    run_ = experiment(odd.Shared(), ratio=1.0)
+    context, progress, pool = begin(run_)
+    replies = pool.do(turns(context, progress, "local", range(8)))
+    next(replies)
+    replies.close()
+    assert nobody_left(pool)
+
+
+@pytest.mark.parametrize(("count", "parcel"), [(2, 1), (2, 3), (3, 100), (1, 2)])
+def test_the_size_of_parcels_changes_no_bit(count, parcel):
+    run_ = experiment("fedala", rounds=3)
+    assert same(carried_out(run_, count=0), carried_out(run_, count, parcel))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_states_in_a_file_are_the_same_bits(count, tmp_path):
+    run_ = experiment("fedper", rounds=3)
+    assert same(carried_out(run_, count=0), carried_out(run_, count, file=tmp_path / "store.bin"))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_state_that_hands_on_its_own_past_is_kept_right(count):
+    run_ = experiment(odd.Remembering(), ratio=1.0, rounds=3)
+    history = []
+    carried_out(run_, count=0, watch=lambda report, pool: None)
+    context, progress, pool = begin(run_, count)
+
+    def watch(report):
+        history.append([progress.store.read(i)["last"].clone() for i in range(8)])
+
+    with one_thread():
+        loop(run_, context, pool, progress, watch)
+    pool.close()
+    for i in range(8):
+        assert progress.store.read(i)["last"].equals(history[3][i])
+        assert progress.store.read(i)["before"].equals(history[2][i])
+
+
+def test_processes_are_started_safely_with_one_thread_and_the_data_once():
+    context, _, pool = begin(experiment(odd.Shared()))
+    try:
+        assert pool._methods.get_start_method() == "forkserver"
+        assert all(t.is_shared() for t in (*context.shards.x.values(), *context.shards.y.values()))
+    finally:
+        pool.close()
+    torch.set_num_threads(2)
+    try:
+        run(experiment(odd.Threads(), backend="workers", workers=2))
+        assert torch.get_num_threads() == 2  # and the caller has its own back
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_the_longest_clients_go_first():
+    run_ = experiment(odd.Shared(), ratio=1.0)
+    context, progress, pool = begin(run_, count=0)
+    jobs = list(turns(context, progress, "local", [5, 3, 0, 6]))
+    assert [job.client for job in jobs] == [0, 5, 6, 3]  # 17, 7, 4, 3 samples
+    assert [reply.client for reply in pool.do(jobs)] == [0, 5, 6, 3]
+
+
+@pytest.mark.parametrize("backend", ["serial", "workers", "stacked"])
+def test_neither_global_randomness_nor_its_state_matter(backend):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = run(experiment("fedala", backend=backend, workers=2, rounds=2))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    two = run(experiment("fedala", backend=backend, workers=2, rounds=2))
+    assert same(one.progress, two.progress)
