@@ -67,7 +67,8 @@ def split(name: str) -> list[str]:
         parts = ["fedavg", *parts]
     for part in parts[1:]:
         if not wraps(part):
-            raise UsageError(f"'{part}' wraps nothing and cannot follow a '+'; wrappers: {', '.join(filter(wraps, names()))}.")
+            able = ", ".join(filter(wraps, names()))
+            raise UsageError(f"'{part}' wraps nothing and cannot follow a '+'; wrappers: {able}.")
     if len(set(parts)) < len(parts):
         raise UsageError(f"'{name}' holds the same part twice.")
     return parts
@@ -124,9 +125,8 @@ def _fields(kind: type[Method]) -> dict[str, Any]:
 def convert(value: Any, kind: Any, name: str) -> Any:
     """A value in a field's type, from text where it came from a command line."""
     kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
-        if type(None) in kinds:
-            return None
+    if (value is None or (isinstance(value, str) and value.lower() == "none")) and type(None) in kinds:
+        return None
     for k in kinds:
         if k is bool:
             if isinstance(value, bool):
@@ -144,5 +144,6 @@ def convert(value: Any, kind: Any, name: str) -> Any:
                 return int(number)
         elif k is str and isinstance(value, str):
             return value
-    expected = " or ".join({int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(k, "none") for k in kinds)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
+    expected = " or ".join(words[k] for k in kinds if k in words)
     raise UsageError(f"{name} must be {expected}; found '{value}'.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tomllib
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +22,7 @@ from idiolect.errors import ClientError, ContractError, UsageError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `--help` does without
     from idiolect.engine.loop import Report
+    from idiolect.experiment import Run
 
 BASICS = "local,fedavg,fedavg+finetune,fedper,fedrep,ditto"
 MISUSED, INTERRUPTED = 2, 130
@@ -27,10 +31,10 @@ MISUSED, INTERRUPTED = 2, 130
 class Idiolect(click.Group):
     """A mistake ends in one sentence and exit code 2, an interruption in one word and 130."""
 
-    def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **kwargs: Any) -> NoReturn:
+    def main(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> NoReturn:
         args = sys.argv[1:] if args is None else list(args)
         try:
-            done = super().main(args, *more, standalone_mode=False, **kwargs)
+            done = super().main(args, *more, **{**kwargs, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(MISUSED)
@@ -74,16 +78,28 @@ class Comparison(Experiment):
 
 
 def field_options() -> Iterator[click.Option]:
-    from idiolect.experiment import OPTIONS
-
-    for name, (kind, default, text) in OPTIONS.items():
-        flag = f"--{name.replace('_', '-')}"
+    for name, (kind, default, text) in run_fields().items():
+        flag = _flag(name)
         shown = "" if default is None or kind is Mapping else f"  [{_word(default)}]"
         if kind is bool:
             yield click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=text + shown)
         else:
             several = {"multiple": True, "metavar": "NAME=VALUE"} if kind is Mapping else {"metavar": "VALUE"}
             yield click.Option([flag], help=text + shown, **several)  # type: ignore[arg-type]
+
+
+@cache
+def run_fields() -> dict[str, tuple[Any, Any, str]]:
+    """The fields of `Run` that an option can set: type (Mapping for any mapping), default, help text."""
+    from idiolect.experiment import Run
+
+    hints = {k: Mapping if typing.get_origin(v) is Mapping else v for k, v in typing.get_type_hints(Run).items()}
+    fields = [f for f in dataclasses.fields(Run) if "help" in f.metadata]
+    return {f.name: (hints[f.name], f.default, f.metadata["help"]) for f in fields}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _word(value: Any) -> str:
@@ -105,10 +121,10 @@ def main() -> None:
     """
 
 
-@main.command(cls=Experiment)
+@main.command(cls=Experiment, short_help="Train with one METHOD.")
 @click.argument("method", required=False)
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter of the method; may be repeated.")
-@click.option("--config", metavar="FILE", help="A run file (run.toml of an earlier run); options given here win over it.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter; may be repeated.")
+@click.option("--config", metavar="FILE", help="A run file (run.toml); options win over it.")
 @click.option("--out", metavar="DIR", help="Where to write; never over something else.  [runs/<method>-<data>-<n>]")
 def run(method: str | None, settings: Sequence[str], config: str | None, out: str | None, **options: Any) -> None:
     """Train with one METHOD, and keep its metrics, its models and the run itself.
@@ -129,19 +145,21 @@ def run(method: str | None, settings: Sequence[str], config: str | None, out: st
     experiment = Run.from_table({**fields, "method": _method(method, fields.pop("method", None), _settings(settings))})
     assert not isinstance(experiment.method, str)
     path = Path(out) if out is not None else _free(f"{experiment.method.name}-{Path(str(experiment.data)).name}")
-    with progress(experiment.rounds, experiment.rounds, experiment.clients) as advance:
+    with progress(experiment, 1) as advance:
         result = running.run(experiment, path, lambda report: advance(experiment.method.name, report))  # type: ignore[union-attr]
     click.echo(tables.run(result.summary))
     click.echo(path)
 
 
-@main.command(cls=Comparison)
+@main.command(cls=Comparison, short_help="Train with several methods; one table, one figure.")
 @click.option("--methods", default=BASICS, metavar="NAMES", help=f"Which ones, with commas.  [{BASICS}]")
 @click.option("--seeds", metavar="NUMBERS", help="Each method runs once with each.  [0]")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter, for the methods that have it; may be repeated.")
-@click.option("--config", metavar="FILE", help="A run file for all but the method; options given here win over it.")
-@click.option("--out", metavar="DIR", help="Where to write. Runs that are finished there are not run again.  [runs/compare-<n>]")
-def compare(methods: str, seeds: str | None, settings: Sequence[str], config: str | None, out: str | None, **options: Any) -> None:
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One for the methods that have it.")
+@click.option("--config", metavar="FILE", help="A run file, for all but the method.")
+@click.option("--out", metavar="DIR", help="Where to write, or to go on.  [runs/compare-<n>]")
+def compare(
+    methods: str, seeds: str | None, settings: Sequence[str], config: str | None, out: str | None, **options: Any
+) -> None:
     """Train with several methods on the same clients, and make one table and one figure of them.
 
     \b
@@ -153,6 +171,7 @@ def compare(methods: str, seeds: str | None, settings: Sequence[str], config: st
     All methods see the same clients, participants, batches and initial weights for a seed.
     """
     from idiolect import catalogue, comparing
+    from idiolect.experiment import Run
 
     names = [name.strip() for name in methods.split(",")]
     shared = catalogue.share_out(names, _settings(settings))
@@ -162,20 +181,19 @@ def compare(methods: str, seeds: str | None, settings: Sequence[str], config: st
     fields.pop("seed", None)
     chosen = [catalogue.build(name, shared[name]) for name in names]
     path = Path(out) if out is not None else _free("compare")
-    rounds, clients = (fields.get(name, comparing.default(name)) for name in ("rounds", "clients"))
     try:
-        with progress(rounds * len(names) * len(found), rounds, clients) as advance:
+        with progress(Run.from_table({**fields, "method": chosen[0]}), len(chosen) * len(found)) as advance:
             watch = lambda label, seed, report: advance(f"{label}, seed {seed}", report)
             comparison = comparing.compare(chosen, seeds=found, out=path, watch=watch, **fields)
     except KeyboardInterrupt:
         if path.exists():
-            click.echo(f"What is finished is kept; the same command with --out {path} goes on from there.", err=True)
+            click.echo(f"What is finished is kept; the same command with --out {path} goes on.", err=True)
         raise
     _show_table(comparison)
     click.echo(path / "comparison.md")
 
 
-@main.command()
+@main.command(short_help="List the methods.")
 @click.option("--json", "as_json", is_flag=True, help="All that is known of each, for programs.")
 def methods(as_json: bool) -> None:
     """List the methods: what each keeps, sends and needs."""
@@ -194,7 +212,7 @@ def methods(as_json: bool) -> None:
                 click.echo(f"{one['name']:<{width}}  {one['title']}" + (f" [{one['paper']}]" if one["paper"] else ""))
 
 
-@main.command()
+@main.command(short_help="Show one METHOD.")
 @click.argument("method")
 def show(method: str) -> None:
     """Show one METHOD: its paper, its settings, what it keeps and sends."""
@@ -209,13 +227,13 @@ def show(method: str) -> None:
 def _fields(config: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a run: those of the file, and over them those given as options."""
     from idiolect.catalogue import convert
-    from idiolect.experiment import OPTIONS, read
+    from idiolect.experiment import read
 
     fields = read(config) if config is not None else {}
     for name, value in options.items():
-        kind, _, _ = OPTIONS[name]
+        kind = run_fields()[name][0]
         if kind is Mapping and value:
-            fields[name] = {**fields.get(name, {}), **{k: _literal(v) for k, v in _pairs(value, f"--{name.replace('_', '-')}")}}
+            fields[name] = {**fields.get(name, {}), **{k: _literal(v) for k, v in _pairs(value, _flag(name))}}
         elif kind is not Mapping and value is not None:
             fields[name] = convert(value, kind, name)
     return fields
@@ -272,8 +290,8 @@ Advance = Callable[[str, "Report | None"], None]
 
 
 @contextmanager
-def progress(total: int, each: int, clients: int) -> Iterator[Advance]:
-    """A bar of all rounds on a terminal, nothing elsewhere. A report of None stands for all the rounds of a run."""
+def progress(experiment: Run, runs: int) -> Iterator[Advance]:
+    """A bar of all rounds of so many runs on a terminal, nothing elsewhere. A report of None stands for a whole run."""
     if not sys.stderr.isatty():
         yield lambda name, report: None
         return
@@ -281,17 +299,15 @@ def progress(total: int, each: int, clients: int) -> Iterator[Advance]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     shown = TextColumn("rounds, {task.fields[clients]} clients, accuracy {task.fields[accuracy]}")
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), shown, TimeRemainingColumn(), TextColumn("left"),
-        console=Console(stderr=True),
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("starting", total=total, clients=clients, accuracy="–")
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), shown, TimeRemainingColumn()]
+    with Progress(*columns, TextColumn("left"), console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting", total=runs * experiment.rounds, clients=experiment.clients, accuracy="–")
 
         def advance(name: str, report: Report | None) -> None:
-            scores = [s for of in report.received.values() for s in of if s.split == "test"] if report is not None else []
+            received = report.received.values() if report is not None else []
+            scores = [s for of in received for s in of if s.split == "test"]
             accuracy = {"accuracy": f"{100 * fmean(s.correct / s.total for s in scores):.1f} %"} if scores else {}
-            step = each if report is None else 1 if report.round else 0
+            step = experiment.rounds if report is None else min(report.round, 1)  # round 0 only evaluates
             bar.update(task, description=name, advance=step, **accuracy)  # type: ignore[arg-type]
 
         yield advance

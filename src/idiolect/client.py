@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,10 +40,11 @@ class Phase:
     trained: tuple[str, ...]
     loss: Callable[..., Tensor]
     correct: Callable[..., Tree] | None
+    step: Callable[..., Tree] | None
     given: tuple[Any, ...]
     x: Any
     y: Tensor
-    indices: list[Tensor]
+    indices: list[tuple[Tensor, ...]]  # step by step; more than one batch in a step for `step` alone
     lr: float
     optimizer: SGD | Adam
     clip: float | None
@@ -76,7 +80,7 @@ class Client:
         self._settings, self._trainer = settings, trainer
         self.id, self.round, self.visits, self.lr = id, round, visits, lr
         self.n = len(y)
-        self.passes = 0.0  # gradient passes over the training set so far
+        self._seen, self._all = [0], len(y)  # samples trained on so far; shared with parts of this client
         self.buffers: Tree | None = None  # of the received network, followed through training (policy `local`)
         self._calls = 0
         self._known: tuple[Tree, Tensor] | None = None
@@ -90,6 +94,7 @@ class Client:
         only: Iterable[str] | None = None,
         loss: Callable[..., Tensor] | None = None,
         correct: Callable[..., Tree] | None = None,
+        step: Callable[..., Tree] | None = None,
         given: Sequence[Any] = (),
         epochs: int | None = None,
         steps: int | None = None,
@@ -98,6 +103,7 @@ class Client:
         project: Callable[[Tree], Tree] | None = None,
         features: Tree | None = None,
         beside: Any = None,
+        per_step: int = 1,
         order: int | None = None,
         share: float = 1.0,
     ) -> Tree:
@@ -107,6 +113,8 @@ class Client:
             normalisation buffers.
         loss: `loss(task, w, batch, *given)`; default the run's loss of the network's logits.
         correct: `correct(g, w, *given)` gives the gradient to use. It sees the trained entries alone, of `given` too.
+        step: `step(task, w, batch, lr, *given)` gives the entries' next values, in place of a gradient step; `gradient` of
+            the contract serves it. With `per_step` = k > 1, `batch` is a tuple of k batches in a row.
         given: constant tensors of the equation.
         epochs, lr, optimizer: the run's unless given; `steps` cuts the phase after so many batches.
         project: applied to the trained entries after every step.
@@ -123,19 +131,23 @@ class Client:
             order, self._calls = self._calls, self._calls + 1
         buffers = self.task.net.buffers
         trained = tuple(k for k in (w if only is None else only) if k not in buffers)
+        if not trained:
+            return w  # a network without a body, say
         if features is None and loss is None and only is not None and all(k in self.task.net.head for k in trained):
             features = w
         indices = self._indices(epochs, steps, order, share)
-        self.passes += sum(map(len, indices)) / self.n
+        self._seen[0] += sum(map(len, indices))
+        groups = [tuple(indices[k : k + per_step]) for k in range(0, len(indices) - per_step + 1, per_step)]
         phase = Phase(
             weights=w,
             trained=trained,
             loss=loss or _plain,
             correct=correct,
+            step=step,
             given=tuple(given),
             x=Features(self.features(features)) if features is not None else self._x,
             y=self._y,
-            indices=indices,
+            indices=groups,
             lr=self.lr if lr is None else lr,
             optimizer=optimizer or self._settings.optimizer,
             clip=self._settings.clip,
@@ -147,6 +159,28 @@ class Client:
         if self.buffers is not None and all(w.get(k) is v for k, v in self.buffers.items()):
             self.buffers = result.pick(self.buffers)
         return result
+
+    @property
+    def passes(self) -> float:
+        """Gradient passes over the whole training set so far."""
+        return self._seen[0] / self._all if self._all else 0.0
+
+    def split(self, share: float) -> tuple[Client, Client]:
+        """Two disjoint parts of this client's training set, the same in every round: ceil(share * n) samples, and the
+        rest (at least one each where there are two)."""
+        order = torch.from_numpy(orders.draw(self._settings.seed, "split", self.id).permutation(self.n))
+        first = min(max(math.ceil(share * self.n - 1e-9), 1), max(self.n - 1, 1))
+        return self._part(order[:first].sort().values), self._part(order[first:].sort().values)
+
+    def _part(self, rows: Tensor) -> Client:
+        part = copy.copy(self)
+        part._x, part._y, part.n, part._known = self._x[rows], self._y[rows], len(rows), None
+        part.__dict__.pop("counts", None)
+        return part
+
+    def draw(self, purpose: str) -> np.random.Generator:
+        """Randomness of this client in this round for a named purpose."""
+        return orders.draw(self._settings.seed, purpose, self.round, self.id)
 
     def _indices(self, epochs: int, steps: int | None, order: int, share: float) -> list[Tensor]:
         s = self._settings
@@ -201,10 +235,6 @@ class Client:
     def counts(self) -> Tensor:
         """Training samples per class, over the whole training set. [classes]"""
         return torch.bincount(self._y, minlength=self.task.classes).to(self.task.net.dtype)
-
-    def generator(self, purpose: str) -> torch.Generator:
-        """Randomness of this client in this round for a named purpose."""
-        return torch.Generator().manual_seed(orders.key(self._settings.seed, purpose, self.round, self.id))
 
 
 def _plain(task: Task, w: Tree, batch: Batch, *given: Any) -> Tensor:

@@ -54,13 +54,18 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[Entry], *, seeds: Sequence[int] = (0,), out: str | Path | None = None, watch: Watch | None = None, **fields: Any
+    methods: Sequence[Entry],
+    *,
+    seeds: Sequence[int] = (0,),
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    **fields: Any,
 ) -> Comparison:
     """Run each method with each seed; `fields` are `Run`'s. A method is a name, a value, or (label, value).
 
-    With `out`, every run has its directory there, `<label>/seed-<seed>`, without models. Runs that are finished there are
-    taken as they are, those that were cut off run again; anything else that lies there is refused. The table and the
-    curves are saved beside them.
+    With `out`, every run has its directory there, `<label>/seed-<seed>`, without models. Runs that are finished there
+    are taken as they are, those that were cut off run again; anything else that lies there is refused. The table and
+    the curves are saved beside them.
     """
     runs = plan(methods, seeds, fields)
     path = Path(out) if out is not None else None
@@ -83,8 +88,8 @@ def plan(methods: Sequence[Entry], seeds: Sequence[int], fields: Mapping[str, An
     for name, instead in {"method": "methods", "seed": "seeds"}.items():
         if name in fields:
             raise UsageError(f"A comparison has several of its {instead}; give {instead}=[...] instead of {name}=.")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise UsageError(f"seeds must be different whole numbers, at least one; found {list(seeds)}.")
+    if isinstance(seeds, int | str) or not seeds or any(seed in seeds[:k] for k, seed in enumerate(seeds)):
+        raise UsageError(f"seeds must be a list of different whole numbers, such as [0, 1, 2]; found {seeds!r}.")
     runs: Plan = {}
     for seed in seeds:
         for label, method in named.items():
@@ -105,18 +110,22 @@ def _labelled(methods: Sequence[Entry]) -> dict[str, Method]:
         raise UsageError(f"Expected a list of methods, such as ['local', 'fedavg']; found {methods!r}.")
     named: dict[str, Method] = {}
     for entry in methods:
-        label, method = entry if isinstance(entry, tuple) else (None, entry)
+        label, method = entry if isinstance(entry, tuple) else ("", entry)
         method = catalogue.build(method) if isinstance(method, str) else method
-        label = method.name if label is None else label
+        if not isinstance(method, Method) or not isinstance(label, str):
+            raise UsageError(f"A method is a name, a value such as FedRep(), or (label, method); found {entry!r}.")
+        label = label or method.name
         if label in named:
-            raise UsageError(f"'{label}' is there twice; leave one out, or give it another label: ('{label} 2', method).")
-        if not label or label.startswith(".") or set(label) & set('/\\:*?"<>|') or label in SAVED:
+            raise UsageError(f"'{label}' is there twice; leave one out, or label it: ('{label} 2', method).")
+        if label.startswith(".") or set(label) & set('/\\:*?"<>|') or label in SAVED:
             raise UsageError(f"A label is the name of a directory; found '{label}'.")
         named[label] = method
     return named
 
 
 # the directory
+
+_KEPT = "{} holds a finished {}, which is never overwritten; choose another directory."
 
 
 def refuse(path: Path, runs: Plan) -> None:
@@ -125,7 +134,7 @@ def refuse(path: Path, runs: Plan) -> None:
         raise UsageError(f"{path} is a file; choose a directory.")
     report = path / "comparison.json"
     if report.exists() and json.loads(report.read_text())["settings"] != _settings(runs):
-        raise UsageError(f"{path} holds a finished comparison with other settings, which is never overwritten; choose another directory.")
+        raise UsageError(_KEPT.format(path, "comparison with other settings"))
     known = {label for label, _ in runs} | set(SAVED) | {f"{name}.part" for name in SAVED}
     others = sorted(p.name for p in path.iterdir() if p.name not in known) if path.exists() else []
     if others:
@@ -139,9 +148,9 @@ def finished(place: Path, experiment: Run) -> bool:
     if not (place / SUMMARY).exists():
         return False
     if (place / "run.toml").read_text() != experiment.to_toml():
-        raise UsageError(f"{place} holds a finished run with other settings, which is never overwritten; choose another directory.")
+        raise UsageError(_KEPT.format(place, "run with other settings"))
     if json.loads((place / SUMMARY).read_text())["split_hash"] != experiment.federation.split_hash:
-        raise UsageError(f"{place} holds a finished run on other data, which is never overwritten; choose another directory.")
+        raise UsageError(_KEPT.format(place, "run on other data"))
     return True
 
 
@@ -169,11 +178,27 @@ def save(path: Path, comparison: Comparison) -> None:
 
 def _settings(runs: Plan) -> dict[str, Any]:
     """What makes two comparisons the same: the seeds, and each method's run file for the first of them."""
-    first = next(iter(runs))[1]
-    return {"seeds": [s for s in dict.fromkeys(s for _, s in runs)], "runs": {k: r.to_toml() for (k, s), r in runs.items() if s == first}}
+    seeds = list(dict.fromkeys(seed for _, seed in runs))
+    return {"seeds": seeds, "runs": {label: r.to_toml() for (label, seed), r in runs.items() if seed == seeds[0]}}
 
 
 # the numbers
+
+EVALUATION = {
+    "received": "after download, before local training, all clients",
+    "trained": "after local training, the round's participants",
+    "plain": "mean over clients",
+    "weighted": "over test samples",
+    "last": "the last round",
+    "best": "the best round on the test rows",
+    "last10": "the mean of the last ten evaluations",
+    "mean, std": "over seeds; std is the sample standard deviation, null for one seed",
+    "std_over_clients": "the sample standard deviation over clients, last round",
+    "worst_decile": "the mean over the lowest tenth of the clients, last round",
+    "gain_over_local": "the mean over clients of accuracy minus what the same client reaches with Local, last round",
+    "worse_than_local": "the share of clients below what they reach with Local, last round; a tie is not below",
+    "ranking": "received, plain, last",
+}
 
 
 def summarise(runs: Plan, found: Mapping[tuple[str, int], Found]) -> dict[str, Any]:
@@ -193,18 +218,10 @@ def summarise(runs: Plan, found: Mapping[tuple[str, int], Found]) -> dict[str, A
         "clients": first.clients,
         "rounds": first.rounds,
         "seeds": list(dict.fromkeys(seed for _, seed in runs)),
-        "evaluation": {
-            "moments": "received: after download, before local training, all clients; trained: after local training, the round's participants",
-            "averages": "plain: mean over clients; weighted: over test samples",
-            "rounds": "last; best on the test rows; last10: mean of the last ten evaluated",
-            "seeds": "mean, and sample standard deviation (null for one seed)",
-            "clients": "std_over_clients (sample), worst_decile (mean of the lowest tenth), gain_over_local and worse_than_local "
-            "(paired by client, ties not worse): accuracy of the last round",
-            "ranking": "received, plain, last",
-        },
+        "evaluation": EVALUATION,
         "methods": entries,
         "settings": _settings(runs),
-    }  # fmt: skip
+    }
 
 
 def _by_label(found: Mapping[tuple[str, int], Found]) -> dict[str, dict[int, Found]]:
@@ -258,4 +275,5 @@ def over_seeds(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Mapping):
         return {name: over_seeds([value[name] for value in values]) for name in values[0]}
     known = [value for value in values if value is not None]
-    return {"mean": fmean(known) if known else None, "std": stdev(known) if len(known) > 1 else None, "values": list(values)}
+    mean, std = fmean(known) if known else None, stdev(known) if len(known) > 1 else None
+    return {"mean": mean, "std": std, "values": list(values)}

@@ -25,7 +25,11 @@ from idiolect.experiment import Run
 from idiolect.method import Method, Rows
 from idiolect.running import one_thread
 
-REFUSED = {"momentum=0": {"momentum": 0.9}, "optimizer=sgd": {"optimizer": "adam"}, "no clip": {"clip": 1.0}}
+REFUSED: dict[str, dict[str, Any]] = {
+    "momentum=0": {"momentum": 0.9},
+    "optimizer=sgd": {"optimizer": "adam"},
+    "no clip": {"clip": 1.0},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +54,10 @@ def describe(name: str) -> dict[str, Any]:
         "paper": paper,
         "wraps": catalogue.wraps(name),
         "keeps": list(found.keeps),
-        "sends": {"down": list(found.down), "up": {"mean": list(found.mean), "sum": list(found.sum), "rows": list(found.rows)}},
+        "sends": {
+            "down": list(found.down),
+            "up": {"mean": list(found.mean), "sum": list(found.sum), "rows": list(found.rows)},
+        },
         "needs": list(found.needs),
         "hyper_parameters": {f.name: f.default for f in _fields(kind)},
     }
@@ -134,7 +141,13 @@ def facts(name: str) -> Facts:
     state = context.state
     backend = Watched(context)
     with one_thread():
-        loop(experiment, context, backend, Progress(state.server, Rows(state.rows), context.store(2)), lambda report: None)
+        loop(
+            experiment,
+            context,
+            backend,
+            Progress(state.server, Rows(state.rows), context.store(2)),
+            lambda report: None,
+        )
     assert backend.last is not None
     job, reply = backend.last
     assert reply.up is not None and reply.mine is not None

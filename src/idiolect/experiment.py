@@ -46,13 +46,17 @@ def _field(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+def _mapping(text: str) -> Any:
+    return field(default_factory=dict, metadata={"help": text})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One experiment. Validated when it is made; `to_toml` and `from_toml` are exact inverses."""
 
     method: Method | str
     data: str | Dataset = _field("digits", "a data set's name, or the path of one")
-    data_options: Mapping[str, Any] = field(default_factory=dict)  # of `load`: group="writer", mean, std, ...
+    data_options: Mapping[str, Any] = _mapping("what the data set's loader takes, as group=writer")
     split: str | Split | Federation = _field("dirichlet:0.1", "how rows are divided over the clients")
     clients: int = _field(20, "number of clients")
     rounds: int = _field(50, "number of rounds")
@@ -69,7 +73,7 @@ class Run:
     decay: float = _field(0.99, "factor of the exponential and step schedules")
     every: int = _field(100, "rounds between two steps of the step schedule")
     network: str | nn.Module | None = _field(None, "a network's name; default: the data set's")
-    network_options: Mapping[str, Any] = field(default_factory=dict)
+    network_options: Mapping[str, Any] = _mapping("what the network takes, as hidden=[200]")
     buffers: str = _field("average", "running statistics of norm layers: average, local, drop")
     seed: int = _field(0, "seed of everything")
     test: float = _field(0.25, "share of each client's rows to test on")
@@ -228,7 +232,7 @@ class Run:
         table = dict(table)
         method = table.pop("method", None)
         if isinstance(method, Mapping):
-            fields = _flat({k: v for k, v in method.items() if k != "name"})
+            fields = flat({k: v for k, v in method.items() if k != "name"})
             if "name" not in method:
                 raise UsageError("The run file's [method] has no name.")
             method = catalogue.build(method["name"], fields)
@@ -254,6 +258,8 @@ def read(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text())
     except OSError as error:
         raise UsageError(f"Cannot read the run file {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not TOML: it is not even text.") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}.") from None
 
@@ -267,7 +273,8 @@ def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+def flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of its own as `fedlag.top_k`."""
     out: dict[str, Any] = {}
     for name, value in fields.items():
         out |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -104,13 +104,13 @@ class Method:
         """Declare, shape and initialise every home."""
         raise NotImplementedError
 
-    def hello(self, me: Client) -> Slots:
+    def hello(self, me: Client, down: Slots, mine: Slots) -> Slots:
         """What every client sends once, before the first round: entries of its row. Default: nothing."""
         return {}
 
-    def plan(self, server: Slots, rows: Rows, run: Facts) -> Rows:
-        """Before a round: what the server decides for each client once it knows who takes part. Default: nothing."""
-        return rows
+    def plan(self, server: Slots, rows: Rows, run: Facts) -> tuple[Slots, Rows]:
+        """Before a round: what the server decides once it knows who takes part. Default: nothing."""
+        return server, rows
 
     def down(self, server: Slots, row: Slots) -> Slots:
         """What one client receives. Default: all of `server`."""
@@ -167,14 +167,14 @@ class Wrapper(Method):
     def init(self, net: Net) -> State:
         return self.inner.init(net)
 
-    def hello(self, me: Client) -> Slots:
-        return self.inner.hello(me)
+    def hello(self, me: Client, down: Slots, mine: Slots) -> Slots:
+        return self.inner.hello(me, down, mine)
 
     @property
     def says_hello(self) -> bool:
         return self.inner.says_hello
 
-    def plan(self, server: Slots, rows: Rows, run: Facts) -> Rows:
+    def plan(self, server: Slots, rows: Rows, run: Facts) -> tuple[Slots, Rows]:
         return self.inner.plan(server, rows, run)
 
     def down(self, server: Slots, row: Slots) -> Slots:
@@ -199,6 +199,17 @@ class Wrapper(Method):
         self.inner.check(run)
 
 
+def gradient(fn: Callable[[Tree], Tensor], w: Tree) -> Tree:
+    """The gradient of the scalar `fn(w)`, entry by entry; for a phase's `step`."""
+    if torch._C._functorch.maybe_current_level() is not None:  # stacked clients
+        return torch.func.grad(fn)(w)
+    leaves = {k: v.detach().requires_grad_() for k, v in w.items()}
+    with torch.enable_grad():
+        value = fn(Tree(leaves))
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return Tree(zip(leaves, found, strict=True))
+
+
 def unit_interval(w: Tree) -> Tree:
     """The projection of mixing weights: every entry in [0, 1]."""
     return w.clamp(0.0, 1.0)
@@ -206,7 +217,7 @@ def unit_interval(w: Tree) -> Tree:
 
 __all__ = [
     "SGD", "Batch", "Client", "Facts", "Method", "Net", "Rows", "State", "Task", "Tree", "Up", "UsageError", "Wrapper",
-    "linear", "stack", "unit_interval",
+    "gradient", "linear", "stack", "unit_interval",
 ]  # fmt: skip
 
 

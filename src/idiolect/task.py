@@ -256,11 +256,14 @@ class Task:
             raise KeyError(f"the weights lack {lacking} of the network; they have {', '.join(w)}") from None
         if any(t.requires_grad for t in weights.values()):
             module = self.moving
-            if module.training:  # train-mode buffers are written in place: never into the caller's
-                weights = {k: v.clone() if prefix + k in self.net.buffers else v for k, v in weights.items()}
+            if module.training:  # train-mode buffers are written in place: into those in training, never into others
+                weights = {k: v.clone() if self._foreign(prefix + k, v) else v for k, v in weights.items()}
         else:
             module = self.still
         return functional_call(module.get_submodule(part) if part else module, weights, (x,))
+
+    def _foreign(self, name: str, value: Tensor) -> bool:
+        return name in self.net.buffers and value is not self._live[name]
 
     def _names(self, part: str) -> dict[str, Tensor]:
         if part not in self._parts:

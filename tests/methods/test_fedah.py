@@ -1,4 +1,4 @@
-"""FedAH: its reference, the methods it becomes at either end of its weights, the gradient of the weights, odd clients."""
+"""FedAH: its reference, what it becomes at either end of its weights, their gradient, odd clients."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from harness import SIZES, agree, experiment, federation, moved, run, world
-from reference import fedah as reference
 from torch import nn
 
+from harness import SIZES, agree, experiment, federation, moved, run, world
 from idiolect.engine.work import Job
 from idiolect.method import SGD, Up, unit_interval
 from idiolect.methods.fedah import FedAH, aggregated
@@ -19,6 +18,7 @@ from idiolect.methods.fedrep import FedRep
 from idiolect.nets import Network
 from idiolect.task import Batch, Features
 from idiolect.tree import Tree
+from reference import fedah as reference
 
 IMAGES = pytest.mark.parametrize("images", [False, True], ids=["mlp", "convnet with BatchNorm"])
 
@@ -128,7 +128,9 @@ def mixing(seed: int = 0):
     """A batch of features, a received model, an own head and weights, all of them drawn."""
     task = experiment(FedAH()).context().task
     draw = torch.Generator().manual_seed(seed)
-    new, old = (w.map(lambda v: torch.randn(v.shape, generator=draw, dtype=v.dtype)) for w in (task.net.weights, task.net.head))
+    new, old = (
+        w.map(lambda v: torch.randn(v.shape, generator=draw, dtype=v.dtype)) for w in (task.net.weights, task.net.head)
+    )
     mix = old.map(lambda v: torch.rand(v.shape, generator=draw, dtype=v.dtype))
     z = torch.randn(7, 5, generator=draw, dtype=torch.float64)
     return task, mix, Batch(Features(z), torch.tensor([0, 1, 2, 0, 1, 1, 0])), new, old
@@ -182,6 +184,11 @@ def test_an_evaluation_keeps_nothing():
     assert often.server["model"].equals(once.server["model"])
 
 
+def test_weights_do_not_move_before_anybody_has_trained():
+    found = run(experiment(FedAH(weight_lr=50.0), rounds=1))
+    assert all(found.private(i)["mix"].equals(found.context.net.head.ones()) for i in range(len(SIZES)))
+
+
 def test_a_client_that_never_took_part_mixes_from_the_initial_head():
     found = run(experiment(FedAH(), ratio=[[0, 1, 2, 4, 5]] * 4))
     initial, own = found.context.net.head, found.private(7)
@@ -221,7 +228,9 @@ def test_bytes_and_passes_of_a_round():
 
 
 def test_workers_give_the_bits_of_the_serial_backend():
-    serial, workers = (run(experiment(FedAH(), images=True, backend=b, workers=w)) for b, w in (("serial", None), ("workers", 2)))
+    serial, workers = (
+        run(experiment(FedAH(), images=True, backend=b, workers=w)) for b, w in (("serial", None), ("workers", 2))
+    )
     assert serial.server["model"].equals(workers.server["model"])
     assert all(serial.personal(i).equals(workers.personal(i)) for i in range(len(SIZES)))
     assert all(serial.private(i)["mix"].equals(workers.private(i)["mix"]) for i in range(len(SIZES)))

@@ -7,17 +7,17 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from harness import SIZES, agree, experiment, federation, moved, run, world
-from reference import fedpam as reference
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
+from harness import SIZES, agree, experiment, federation, moved, run, world
 from idiolect.errors import UsageError
 from idiolect.methods.fedavg import FedAvg
 from idiolect.methods.fedpam import FedPAM, unit
 from idiolect.nets import Network
 from idiolect.task import Batch
 from idiolect.tree import Tree
+from reference import fedpam as reference
 
 IMAGES = pytest.mark.parametrize("images", [False, True], ids=["mlp", "convnet with BatchNorm"])
 EVERYONE = range(len(SIZES))
@@ -159,7 +159,7 @@ def test_gradient_of_the_contrast_by_hand(labels):
     to_class = torch.exp(zn @ wn.T / tau)
     to_batch = torch.exp(zn @ zn.T / tau) * (y[:, None] != y)
     total = to_class.sum(1, keepdim=True) + to_batch.sum(1, keepdim=True)
-    p = to_class / total - F.one_hot(y, 4)  # how much each class attracts or repels each sample. [B, C]
+    p = to_class / total - functional.one_hot(y, 4)  # how much each class attracts or repels each sample. [B, C]
     q = to_batch / total  # and each sample each other. [B, B]
     by_anchor, by_feature = p.T @ zn / (b * tau), (p @ wn + (q + q.T) @ zn) / (b * tau)
 
@@ -269,7 +269,9 @@ def test_a_class_that_nobody_has():
 
 
 def test_workers_give_the_bits_of_the_serial_backend():
-    serial, workers = (run(experiment(FedPAM(), images=True, backend=b, workers=w)) for b, w in (("serial", None), ("workers", 2)))
+    serial, workers = (
+        run(experiment(FedPAM(), images=True, backend=b, workers=w)) for b, w in (("serial", None), ("workers", 2))
+    )
     assert serial.server["model"].equals(workers.server["model"])
     assert all(serial.personal(i).equals(workers.personal(i)) for i in EVERYONE)
 

@@ -1,4 +1,4 @@
-"""A data set by its name or by the path of its folder."""
+"""A data set by its name or by its path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def names() -> list[str]:
 
 
 def load(name: str | os.PathLike[str], **options: Any) -> Dataset:
-    """The data set `name`, or the one in a folder of Parquet files laid out as on the Hub (`data/hub.py`).
+    """The data set `name`, or the one in an .npz file (`data/arrays.py`) or in a folder of Parquet files laid out as on
+    the Hub (`data/hub.py`).
 
     A known name wins over a folder of the same name; write `./digits` for the folder.
     """
@@ -30,6 +31,11 @@ def load(name: str | os.PathLike[str], **options: Any) -> Dataset:
         _check_options(name, read, options)
         return read(**options)
     folder = Path(name).expanduser()
+    if folder.suffix == ".npz" and not folder.is_dir():
+        from idiolect.data import arrays
+
+        _check_options(str(name), arrays.load, options, given=("file",))
+        return arrays.load(folder, **options)
     if folder.is_dir():
         from idiolect.data import hub
 

@@ -65,10 +65,12 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
     """Every client introduces itself, where the method has it do so."""
     done = Report(0)
     if context.method.says_hello:
+        met = {}
         for reply in backend.do(turns(context, progress, "hello", range(run.clients))):
             sent = {slot: copied(value) for slot, value in reply.up.rows.items()}  # type: ignore[union-attr]
-            progress.rows = Rows(progress.rows.template, {**progress.rows.written, reply.client: {**progress.rows[reply.client], **sent}})
+            met[reply.client] = {**progress.rows[reply.client], **sent}
             done.bytes_up += nbytes(sent)
+        progress.rows = Rows(progress.rows.template, met)
     return done
 
 
@@ -77,7 +79,8 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
     ids = run.participants(r)
     if ids:
         sizes = {i: context.shards.size("train", i) for i in ids}
-        progress.rows = method.plan(progress.server, progress.rows, facts(run, context, r, sizes))
+        known = facts(run, context, r, sizes)
+        progress.server, progress.rows = method.plan(progress.server, progress.rows, known)
     reduction = Reduction(method.name, progress.server)
     lost, done = [], Report(r + 1, tuple(ids))
     jobs = turns(context, progress, "local", ids, score=run.evaluates(r + 1))

@@ -116,8 +116,8 @@ def _kind(p: Phase) -> tuple[Any, ...]:
     shapes = tuple((k, v.shape, v.dtype) for k, v in p.weights.items())
     given, structure = pytree.tree_flatten(p.given)
     told = tuple((g.shape, g.dtype) if isinstance(g, Tensor) else g for g in given)
-    width = max(map(len, p.indices))
-    plain = (p.loss, p.correct, p.project, p.trained, p.lr, p.optimizer, p.clip)
+    width = max(len(i) for group in p.indices for i in group)
+    plain = (p.loss, p.correct, p.step, p.project, p.trained, p.lr, p.optimizer, p.clip)
     return (*plain, shapes, told, str(structure), isinstance(p.x, Features), width if len(p.y) == 1 else 0)
 
 
@@ -138,43 +138,51 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
     each = None if p.beside is None else _columns([q.beside for q in phases])
     labels = torch.cat([q.y for q in phases])
 
-    def gradient(
-        values: list[Tensor], still: Any, told: Any, x: Tensor, y: Tensor, own_each: Any, mask: Tensor | None
-    ) -> list[Tensor]:
-        batch = Batch(Features(x) if isinstance(p.x, Features) else x, y, mask, own_each)
+    def moved(values: list[Tensor], still: Any, told: Any, samples: Any, mask: Any) -> list[Tensor]:
+        """One client's step: the gradient to use, or the entries' next values where the phase has a `step`."""
+        batches = tuple(
+            Batch(Features(x) if isinstance(p.x, Features) else x, y, m, e)
+            for (x, y, e), m in zip(samples, mask, strict=True)
+        )
         own = Tree(zip(p.trained, values, strict=True))
 
-        def loss(values: list[Tensor]) -> Tensor:
-            w = Tree({**still, **dict(zip(p.trained, values, strict=True))})
-            return p.loss(task, Tree({k: w[k] for k in p.weights}), batch, *told)
+        def whole(values: list[Tensor]) -> Tree:
+            w = {**still, **dict(zip(p.trained, values, strict=True))}
+            return Tree({k: w[k] for k in p.weights})
 
-        grads = torch.func.grad(loss)(values)
+        if p.step is not None:
+            new = p.step(task, whole(values), batches[0] if len(batches) == 1 else batches, p.lr, *told)
+            return [new[k] for k in p.trained]
+        grads = torch.func.grad(lambda values: p.loss(task, whole(values), batches[0], *told))(values)
         if p.correct is not None:
             names = [steps._aligned(t, p.trained) for t in told]
             steered = p.correct(Tree(zip(p.trained, grads, strict=True)), own, *names)
             grads = [steered[k] for k in p.trained]
         return clipped(grads, p.clip) if p.clip is not None else grads
 
-    dims = (0, frozen_dims, given_dims, 0, 0, None if each is None else 0)
-    masked, full = torch.vmap(gradient, (*dims, 0)), torch.vmap(gradient, (*dims, None))
     state: dict[str, Any] = {}
     for t in range(max(len(q.indices) for q in phases)):
-        rows, mask, active = _step(phases, offsets, t, params[0].dtype)
+        samples, masks, active = [], [], torch.ones(len(phases), dtype=torch.bool)
+        for j in range(len(p.indices[0])):
+            rows, mask, active = _step(phases, offsets, t, j, params[0].dtype)
 
-        def chosen(v: Tensor, rows: Tensor = rows) -> Tensor:
-            return v.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *v.shape[1:])
+            def chosen(v: Tensor, rows: Tensor = rows) -> Tensor:
+                return v.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *v.shape[1:])
 
-        x, y = chosen(pool), chosen(labels)
-        e = None if each is None else pytree.tree_map(chosen, each)
-        whole = bool(mask.all())
-        values = (params, frozen, given, x, y, e)
-        grads = full(*values, None) if whole else masked(*values, mask)
+            e = None if each is None else pytree.tree_map(chosen, each)
+            samples.append((chosen(pool), chosen(labels), e))
+            masks.append(None if bool(mask.all()) else mask)
+        dims = [(0, 0, None if each is None else 0)] * len(samples), [None if m is None else 0 for m in masks]
+        result = torch.vmap(moved, (0, frozen_dims, given_dims, *dims))(params, frozen, given, samples, masks)
         before = None if bool(active.all()) else [v.clone() for v in params]
         with torch.no_grad():
-            p.optimizer.step_(params, [g.detach() for g in grads], state, p.lr)
+            if p.step is not None:
+                params = [v.detach().clone() for v in result]
+            else:
+                p.optimizer.step_(params, [g.detach() for g in result], state, p.lr)
             if p.project is not None:
-                moved = torch.vmap(p.project)(Tree(zip(p.trained, params, strict=True)))
-                params = [moved[k] for k in p.trained]
+                projected = torch.vmap(p.project)(Tree(zip(p.trained, params, strict=True)))
+                params = [projected[k] for k in p.trained]
             if before is not None:  # a client whose batches are used up stands still
                 for v, old in zip(params, before, strict=True):
                     v.copy_(torch.where(active.reshape(-1, *[1] * (v.dim() - 1)), v, old))
@@ -198,9 +206,11 @@ def _columns(values: list[Any]) -> Any:
     return torch.cat(values)
 
 
-def _step(phases: list[Phase], offsets: list[int], t: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of the pool, mask [K, B] and activity [K] of step t; padding repeats each client's first sample."""
-    chosen = [q.indices[t] if t < len(q.indices) else q.indices[0][:0] for q in phases]
+def _step(
+    phases: list[Phase], offsets: list[int], t: int, j: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the pool, mask [K, B] and activity [K] of batch j of step t; padding repeats a client's first sample."""
+    chosen = [q.indices[t][j] if t < len(q.indices) else q.indices[0][j][:0] for q in phases]
     width = max(map(len, chosen))
     rows = torch.tensor(offsets)[:, None].repeat(1, width)
     mask = torch.zeros(len(phases), width, dtype=dtype)

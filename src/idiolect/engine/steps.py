@@ -24,8 +24,19 @@ def train(task: Task, phase: Phase) -> Tree:
     plain = [p.detach() for p in leaves]
     state: dict[str, Any] = {}
     torch.default_generator.manual_seed(phase.noise)  # dropout and the like
-    for indices in phase.indices:
-        batch = Batch(rows(phase.x, indices), phase.y.index_select(0, indices), None, rows(phase.beside, indices))
+    for group in phase.indices:
+        batches = [
+            Batch(rows(phase.x, indices), phase.y.index_select(0, indices), None, rows(phase.beside, indices))
+            for indices in group
+        ]
+        if phase.step is not None:
+            here = live | mine  # carries no graph: what needs one asks for it
+            moved = phase.step(task, here, batches[0] if len(batches) == 1 else tuple(batches), phase.lr, *given)
+            with torch.no_grad():
+                for k in trained:
+                    mine[k].copy_(moved[k])
+            continue
+        batch = batches[0]
         value = phase.loss(task, live, batch, *given)
         grads = list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
         with torch.no_grad():

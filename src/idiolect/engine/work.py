@@ -163,7 +163,7 @@ class Context:
     def do(self, job: Job) -> Reply:
         try:
             if job.kind == "hello":
-                return Reply(job.client, Up(rows=self.method.hello(self.client(job))), None)
+                return Reply(job.client, Up(rows=self.method.hello(self.client(job), job.down, job.mine)), None)
             return self.local(job) if job.kind == "local" else self.received(job)
         except (UsageError, ContractError, ClientError):
             raise

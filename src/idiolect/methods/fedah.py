@@ -7,12 +7,12 @@ from idiolect.method import SGD, Method, State, Up, unit_interval
 
 @dataclass(frozen=True)
 class FedAH(Method):
-    """FedAH. Zhou et al., 2024, Algorithm 1: FedRep, except that the head is shared as well, and a round's head training
-    starts from a mixture of the client's last head and the shared one; each client learns its mixing weights.
+    """FedAH. Zhou et al., 2024, Algorithm 1: FedRep whose head is shared as well; a round's head training starts from a
+    mixture of the client's last head and the shared one, and each client learns its mixing weights.
 
     Departs from the paper: the mixing weights have their own rate, 1 as in the authors' code; `weight_lr=None` is the
-    text's, the rate of the run. From the public code: a client that is only evaluated learns its mixture on the side and
-    keeps nothing of it; the frozen body is in eval mode.
+    text's, the rate of the run. From the public code: a client that is only evaluated learns its mixture on the side
+    and keeps nothing of it; the frozen body is in eval mode.
     """
 
     head_epochs: int = 1

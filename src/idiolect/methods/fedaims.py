@@ -69,11 +69,11 @@ class FedAIMS(Method):
 
     def plan(self, server, rows, run):
         if self.supervision != "one":
-            return rows
+            return server, rows
         blocks = len({name.split(".")[1] for name in server["model"]})  # m, as names begin body.<block>.
         compared = rows.stack("compared", run.ids)  # [K, P], of length 1
         chosen = supervised(compared @ compared.T, blocks - 1)
-        return rows.with_(run.ids, block=torch.tensor(chosen, dtype=torch.uint8))
+        return server, rows.with_(run.ids, block=torch.tensor(chosen, dtype=torch.uint8))
 
     def down(self, server, row):
         return {**server, "block": row["block"]} if self.supervision == "one" else server

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 from idiolect.method import Method, State, Tree, Up, UsageError, linear
 
@@ -13,9 +13,10 @@ class FedPAM(Method):
     """FedPAM. Anonymous, under review, Algorithm 1: FedAvg, and beside it a private matrix P that adjusts the shared
     head W to the client's features. A contrastive loss pulls features to the rows of W P; a client predicts with W P.
 
-    Departs from the paper: the temperature, not given there, is 0.5; the head has a bias, of which the adjusted head knows
-    nothing; `inference="cosine"` predicts with normalised features and rows, which is what the contrastive loss trains; a
-    `capacity` other than the features' is reached by one shared linear layer. From the public code: there is none.
+    Departs from the paper: the temperature, not given there, is 0.5; the head has a bias, of which the adjusted head
+    knows nothing; `inference="cosine"` predicts with normalised features and rows, which is what the contrastive loss
+    trains; a `capacity` other than the features' is reached by one shared linear layer. From the public code: there is
+    none.
     """
 
     lam: float = 30.0
@@ -41,11 +42,11 @@ class FedPAM(Method):
         return State(server={"model": model}, client={"adjust": Tree({"adjust": torch.eye(m, dtype=net.dtype)})})
 
     def parts(self, task, w, x):
-        """Features [B, m], the shared head's logits [B, C], and the rows of W P, one for each class (eq. 3.1) [C, m]."""
+        """Features [B, m], the shared head's logits [B, C], and the rows of W P, one per class (eq. 3.1) [C, m]."""
         z, head = task.features(w, x), "head"
         if "capacity.weight" in w:
             z, head = linear(w, "capacity", z), "classifier"
-        return z, F.linear(z, w[f"{head}.weight"], w.get(f"{head}.bias")), w[f"{head}.weight"] @ w["adjust"]
+        return z, functional.linear(z, w[f"{head}.weight"], w.get(f"{head}.bias")), w[f"{head}.weight"] @ w["adjust"]
 
     def contrastive(self, z, anchors, batch):
         """Eq. 3.3 as a cross-entropy over classes and samples: the classes come first, so that y is the positive."""
@@ -54,7 +55,8 @@ class FedPAM(Method):
         if batch.mask is not None:
             others = others & (batch.mask > 0)  # padding is nobody's negative
         samples = (z @ z.T / self.tau).masked_fill(~others, -torch.inf)
-        return batch.mean(F.cross_entropy(torch.cat([z @ anchors.T / self.tau, samples], 1), batch.y, reduction="none"))
+        scores = torch.cat([z @ anchors.T / self.tau, samples], 1)  # [B, C + B]
+        return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
 
     def loss(self, task, w, batch):
         z, logits, anchors = self.parts(task, w, batch.x)
@@ -78,4 +80,4 @@ class FedPAM(Method):
 
 
 def unit(v):
-    return F.normalize(v, dim=1, eps=1e-8)  # eq. 3.2; the floor keeps zero features finite
+    return functional.normalize(v, dim=1, eps=1e-8)  # eq. 3.2; the floor keeps zero features finite

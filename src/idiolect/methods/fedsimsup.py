@@ -48,7 +48,7 @@ class FedSimSup(Method):
         row = {"theta": theta, "at": none, "size": none, "labels": torch.zeros(net.classes, dtype=net.dtype)}
         return State(server={"log": Tree(), "largest": none}, client=[{"supervisor": s} for s in kinds], rows=row)
 
-    def hello(self, me):
+    def hello(self, me, down, mine):
         return {"labels": me.counts / me.n, "size": torch.full((1,), float(me.n), dtype=me.counts.dtype)}
 
     # the client

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 Curves = dict[int, dict[int, float]]  # seed -> round -> plain mean over clients of the accuracy received
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: told apart by all
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -33,8 +33,10 @@ def png(summary: Mapping[str, Any], of: Mapping[str, Curves]) -> bytes:
             low, high = ([m + side * s for m, s in zip(means, spread, strict=True)] for side in (-1, 1))
             axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
         ends[entry["label"]] = (rounds[-1], means[-1], colour)
-    over = f"mean over {len(summary['seeds'])} seeds, band: one standard deviation" if len(summary["seeds"]) > 1 else f"seed {summary['seeds'][0]}"
-    axes.set_title(f"{summary['data']}, {summary['split']}, {summary['clients']} clients; {over}", fontsize=10, loc="left")
+    seeds = summary["seeds"]
+    over = f"mean and standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    title = f"{summary['data']}, {summary['split']}, {summary['clients']} clients; {over}"
+    axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy as received, plain mean over clients, %")
     axes.spines[["top", "right"]].set_visible(False)
@@ -56,6 +58,13 @@ def _name_lines(axes: Any, ends: Mapping[str, tuple[float, float, str]]) -> None
     below = max(0.0, low - top)  # the lowest one stays in the picture
     for label, (x, y, colour) in ends.items():
         axes.annotate(
-            label, (x, y), xytext=(1.02, places[label] + below), textcoords=axes.get_yaxis_transform(), color=colour, fontsize=9, va="center",
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0}, annotation_clip=False,
-        )  # fmt: skip
+            label,
+            (x, y),
+            xytext=(1.02, places[label] + below),
+            textcoords=axes.get_yaxis_transform(),
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0},
+            annotation_clip=False,
+            color=colour,
+            fontsize=9,
+            va="center",
+        )

@@ -15,21 +15,24 @@ def headline(summary: Mapping[str, Any]) -> str:
     """Which evaluation the table shows."""
     seeds = summary["seeds"]
     hashes = ", ".join(dict.fromkeys(h[:12] for h in summary["split_hash"].values()))
-    over = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    listed = ", ".join(map(str, seeds))
+    over = f"mean ± standard deviation over seeds {listed}" if len(seeds) > 1 else f"seed {listed}"
     return (
-        f"Test accuracy in % as received (after download, before local training): all {summary['clients']} clients, plain mean "
-        f"over clients, last round of {summary['rounds']}; {over}. Data {summary['data']}, split {summary['split']}, hash {hashes}."
+        f"Test accuracy in % as received (after download, before local training): all {summary['clients']} clients, "
+        f"plain mean over clients, last round of {summary['rounds']}; {over}. "
+        f"Data {summary['data']}, split {summary['split']}, hash {hashes}."
     )
 
 
 def footnote(summary: Mapping[str, Any]) -> str:
     """What the other columns are."""
-    alone = "gain: points over Local, client by client; worse: share of clients below what they reach alone; " if _alone(summary) else ""
+    alone = "gain: points over Local, client by client; worse: clients below what they reach alone, in %; "
     return (
-        "last 10, best: the same accuracy, over the last ten evaluations and at its best on the test rows; weighted: over test "
-        "samples; clients ±: standard deviation over clients; lowest tenth: mean over the worst tenth of the clients; "
-        f"{alone}trained: the round's participants after local training; kB: per participant and round; passes: gradient "
-        "passes over its data, per participant and round."
+        "last 10, best: the same accuracy, over the last ten evaluations and at its best on the test rows; weighted: "
+        "over test samples; clients ±: standard deviation over clients; lowest tenth: mean over the worst tenth of the "
+        f"clients; {alone if 'gain_over_local' in summary['methods'][0]['received'] else ''}trained: the round's "
+        "participants after local training; kB, passes: sent, and gradient passes over its own data, per participant "
+        "and round."
     )
 
 
@@ -68,9 +71,12 @@ def percent(value: Mapping[str, Any], spread: bool = False, sign: bool = False) 
 
 def markdown(summary: Mapping[str, Any]) -> str:
     header, rows = table(summary)
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [[cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))] for row in [header, *rows]]
-    lines.insert(1, ["-" * w if k == 0 else "-" * (w - 1) + ":" for k, w in enumerate(widths)])
+    first, *others = (max(map(len, column)) for column in zip(header, *rows, strict=True))
+    lines = [
+        [row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], others, strict=True))]
+        for row in [header, *rows]
+    ]
+    lines.insert(1, ["-" * first, *("-" * (w - 1) + ":" for w in others)])
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{headline(summary)}\n\n{body}\n\n{footnote(summary)}\n"
 
@@ -94,10 +100,6 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _alone(summary: Mapping[str, Any]) -> bool:
-    return "gain_over_local" in summary["methods"][0]["received"]
-
-
 def run(summary: Mapping[str, Any]) -> str:
     """What one run found, in a few lines."""
     lines = [
@@ -109,5 +111,6 @@ def run(summary: Mapping[str, Any]) -> str:
             last, last10, best = (percent({"mean": over[k]}) for k in ("last", "last10", "best"))
             lines.append(f"{f'{moment}, {average}':<20}{last:>7}{last10:>9}{best:>7}")
     down, up = (summary["bytes"][way] / 1e6 for way in ("down", "up"))
-    lines.append(f"{down:.1f} MB down, {up:.1f} MB up, {summary['gradient_passes']:.1f} gradient passes a round, {summary['seconds']['total']:.1f} s")
+    passes, seconds = summary["gradient_passes"], summary["seconds"]["total"]
+    lines.append(f"{down:.1f} MB down, {up:.1f} MB up, {passes:.1f} gradient passes a round, {seconds:.1f} s")
     return "\n".join(lines)

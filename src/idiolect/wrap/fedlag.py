@@ -61,6 +61,10 @@ class FedLAG(Wrapper):
 
     # the server
 
+    def plan(self, server, rows, run):
+        new, rows = self.inner.plan(server, rows, run)
+        return {**server, **new}, rows
+
     def down(self, server, row):
         """The inner method's, without the layers of which the client has its own."""
         down = {slot: v for slot, v in self.inner.down(server, row).items() if slot not in NOTED}
@@ -105,7 +109,7 @@ class FedLAG(Wrapper):
     # the client
 
     def filled(self, me, down, mine):
-        """What was received, with the client's own layers where none came (and its own buffers, if the run keeps them)."""
+        """What was received, with the client's own layers where none came (and its buffers, if the run keeps them)."""
         model = mine["own"] | down["model"]
         buffers = {k: v for k, v in (me.buffers or {}).items() if k in model}
         return {**down, "model": model | buffers}

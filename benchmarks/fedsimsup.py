@@ -1,0 +1,146 @@
+"""FedSimSup's server: seconds of a round as the federation grows, lazy and eager mixing, without the clients' training.
+
+    python benchmarks/fedsimsup.py [--json FILE] [--clients 100 1000 10000] [--rounds 1000] [--measured 100]
+
+LeNet-5 for 32 x 32 x 3 images as theta (52,202 weights, float32), 10 participants drawn anew each round, 50 to 500 samples and
+Dirichlet(0.1) label proportions per client. A reply is a random theta. Measured are the last rounds of `--rounds`, when a
+client's last visit lies N/K rounds back on average. A round, as the engine runs it on the server's side, is
+
+    plan for the participants, down for each of them (twice: once to send it, once to count its bytes), server.
+
+Beside it: `down` for clients who do not take part, which is what an evaluation of everybody asks N times. One thread, as in a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from idiolect.engine.wire import tensors
+from idiolect.experiment import cores
+from idiolect.method import Facts, Rows, Tree, Up, stack
+from idiolect.methods.fedsimsup import FedSimSup
+from idiolect.nets import build
+from idiolect.task import Net
+
+PARTICIPANTS, CLASSES, SHAPE = 10, 10, (3, 32, 32)
+LIMIT = 4 * 2**30  # bytes of thetas beyond which eager mixing is not run
+EAGER_ROUNDS = 12  # every round of eager mixing costs the same
+ASKED = 20  # clients away that are asked for their theta after a measured round
+
+
+class Server:
+    """The server's side of a run, with random replies."""
+
+    def __init__(self, mixing: str, clients: int, rounds: int) -> None:
+        self.method, self.clients, self.rounds = FedSimSup(mixing=mixing), clients, rounds
+        torch.manual_seed(0)
+        net = Net(build("lenet5", SHAPE, CLASSES), SHAPE, CLASSES, 0, torch.float32, "lenet5")
+        state = self.method.init(net)
+        self.state, self.theta = state.server, net.weights
+        draw = np.random.default_rng(0)
+        sizes, labels = draw.integers(50, 501, clients), draw.dirichlet([0.1] * CLASSES, clients)
+        self.rows = Rows(state.rows, {i: {**state.rows, **_hello(n, p)} for i, (n, p) in enumerate(zip(sizes, labels, strict=True))})
+        self.sizes = sizes
+
+    def round(self, r: int) -> float:
+        """Seconds of one round of the server."""
+        draw = np.random.default_rng((1, r))
+        ids = tuple(sorted(draw.choice(self.clients, PARTICIPANTS, replace=False).tolist()))
+        known = Facts(r, self.clients, ids, tuple(float(self.sizes[i]) for i in ids), 0.01, self.rounds, 0)
+        started = time.perf_counter()
+        self.rows = self.method.plan(self.state, self.rows, known)
+        for _ in range(2):
+            for i in ids:
+                self.method.down(self.state, self.rows[i])
+        seconds = time.perf_counter() - started
+        up = Up(rows={"model": stack([self.theta.map(torch.randn_like) for _ in ids])})
+        started = time.perf_counter()
+        self.state, self.rows = self.method.server(self.state, self.rows, up, known)
+        return seconds + time.perf_counter() - started
+
+    def away(self, r: int) -> float:
+        """Seconds of `down` for one client who is asked without taking part."""
+        ids = np.random.default_rng((2, r)).choice(self.clients, ASKED, replace=False).tolist()
+        started = time.perf_counter()
+        for i in ids:
+            self.method.down(self.state, self.rows[i])
+        return (time.perf_counter() - started) / ASKED
+
+    def memory(self) -> int:
+        """Bytes that the server's tensors hold, each storage once."""
+        held = tensors([dict(self.state), dict(self.rows.written)])
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+
+
+def _hello(size: int, labels: np.ndarray) -> dict[str, torch.Tensor]:
+    counts = np.round(labels * size)
+    return {"size": torch.tensor([float(size)]), "labels": torch.tensor(counts / counts.sum(), dtype=torch.float32)}
+
+
+def measure(mixing: str, clients: int, rounds: int, measured: int) -> dict[str, Any]:
+    server = Server(mixing, clients, rounds)
+    if mixing == "eager":
+        rounds, measured = EAGER_ROUNDS, EAGER_ROUNDS - 2
+    times, away = [], []
+    for r in range(rounds):
+        seconds = server.round(r)
+        if r >= rounds - measured:
+            times.append(seconds)
+            away.append(server.away(r))
+    log = server.state["log"]
+    return {
+        "mixing": mixing,
+        "clients": clients,
+        "milliseconds_per_round": 1e3 * statistics.median(times),
+        "quartiles": [1e3 * q for q in statistics.quantiles(times, n=4)],
+        "milliseconds_down_away": 1e3 * statistics.median(away),
+        "rounds_in_log": sum(k.endswith(".beta") for k in log),
+        "mebibytes": server.memory() / 2**20,
+        "rounds_run": rounds,
+        "rounds_measured": len(times),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000], help="sizes of the federation")
+    parser.add_argument("--rounds", type=int, default=1000, help="rounds of lazy mixing, the measured ones included")
+    parser.add_argument("--measured", type=int, default=100, help="measured rounds, the last ones")
+    parser.add_argument("--mixing", choices=["lazy", "eager"], help="one of the two")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = {"cores": cores(), "machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
+    weights = sum(p.numel() for p in build("lenet5", SHAPE, CLASSES).parameters())
+    print(f"theta: {weights} weights; {PARTICIPANTS} participants; one thread; torch {torch.__version__}")
+    found = []
+    for clients in options.clients:
+        for mixing in ("lazy", "eager"):
+            if options.mixing not in (None, mixing):
+                continue
+            if mixing == "eager" and (need := 4 * weights * clients) > LIMIT:
+                print(f"eager  N {clients:6d}: not run: {need / 2**30:.1f} GiB of thetas, the limit is {LIMIT / 2**30:.0f} GiB")
+                continue
+            found.append(measure(mixing, clients, options.rounds, options.measured))
+            f = found[-1]
+            print(
+                f"{mixing:5s}  N {clients:6d}: {f['milliseconds_per_round']:8.1f} ms a round (quartiles {f['quartiles'][0]:.1f} to "
+                f"{f['quartiles'][2]:.1f})  {f['milliseconds_down_away']:6.2f} ms for one client away  {f['rounds_in_log']:4d} rounds "
+                f"in the log  {f['mebibytes']:7.0f} MiB", flush=True,
+            )  # fmt: skip
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "load": os.getloadavg(), "results": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,472 @@
+"""The contract: one suite with a line per method. A method is in it by existing; a wrapper is there around FedAvg."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from inspect import isfunction
+
+import pytest
+import torch
+from harness import SIZES, experiment, federation, run
+from torch import Tensor
+
+from idiolect import Run, catalogue
+from idiolect.data import Federation
+from idiolect.data.federated import split_hash
+from idiolect.engine.loop import Progress, loop
+from idiolect.engine.serial import Serial
+from idiolect.engine.wire import nbytes
+from idiolect.errors import UsageError
+from idiolect.method import Method, Rows, Up, Wrapper
+from idiolect.running import one_thread
+from idiolect.tree import Tree
+
+NAMES = [*catalogue.names(), "fedrep+finetune"]
+QUICK = {"head_epochs": 2, "first_epochs": 2, "epochs": 2, "warmup": 1}  # little to do, and something in every round
+CLIENTS = len(SIZES)
+
+every_method = pytest.mark.parametrize("name", NAMES)
+
+
+def method(name: str, **settings: object) -> Method:
+    known = [k.rsplit(".", 1)[-1] for k in catalogue.settings(catalogue.build(name))]
+    return catalogue.build(name, {k: v for k, v in (QUICK | settings).items() if known.count(k) == 1})
+
+
+def prepared(name: str | Method, **fields: object) -> Run:
+    """With momentum, unless the method refuses it: a mlp of two blocks, 5 of 8 unequal clients, 4 rounds, float64."""
+    chosen = method(name) if isinstance(name, str) else name
+    fields = {"network_options": {"hidden": (6, 5)}, "network": "mlp"} | fields
+    try:
+        return experiment(chosen, **fields)
+    except UsageError as refusal:
+        if "momentum" not in str(refusal):
+            raise
+        return experiment(chosen, momentum=0.0, **fields)
+
+
+# what a run leaves, as one table of tensors
+
+
+def table(progress: Progress, clients: int = CLIENTS) -> dict[str, Tensor]:
+    homes = {"server": progress.server}
+    for i in range(clients):
+        homes |= {f"client {i}": progress.store.read(i), f"row {i}": progress.rows[i]}
+    found = {"visits": torch.from_numpy(progress.store.visits)}
+    for home, slots in homes.items():
+        for slot, value in slots.items():
+            entries = value.items() if isinstance(value, Tree) else [("", value)]
+            found |= {f"{home}: {slot} {k}": v for k, v in entries}
+    return found
+
+
+def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    assert one.keys() == two.keys()
+    unequal = [k for k, v in one.items() if v.dtype != two[k].dtype or not torch.equal(v, two[k])]
+    assert not unequal, f"other bits: {', '.join(unequal[:6])}"
+    return True
+
+
+def close(one: dict[str, Tensor], two: dict[str, Tensor], tolerance: float) -> bool:
+    assert one.keys() == two.keys()
+    apart = {k: float((v.double() - two[k].double()).abs().max()) for k, v in one.items() if v.numel()}
+    unequal = {k: d for k, d in apart.items() if not d <= tolerance}
+    assert not unequal, f"too far apart: {dict(list(unequal.items())[:6])}"
+    return True
+
+
+def measured(result) -> list[dict]:
+    """All metrics but the seconds."""
+    return [{k: v for k, v in row.items() if "seconds" not in k} for row in result.rounds] + result.clients
+
+
+def finite(result) -> bool:
+    tensors = table(result.progress, result.run.clients)
+    tensors |= {f"personal {i} {k}": v for i in range(result.run.clients) for k, v in result.personal(i).items()}
+    bad = [k for k, v in tensors.items() if not v.double().isfinite().all()]
+    assert not bad, f"not finite: {', '.join(bad[:6])}"
+    numbers = [v for row in measured(result) for v in row.values() if isinstance(v, float)]
+    assert all(math.isfinite(v) for v in numbers)
+    return True
+
+
+# backends
+
+
+@every_method
+def test_workers_give_the_bits_of_serial_however_many_they_are(name):
+    serial = run(prepared(name))
+    for count in (1, 2, 4):
+        found = run(prepared(name, backend="workers", workers=count))
+        assert same(table(serial.progress), table(found.progress))
+        assert all(serial.personal(i).equals(found.personal(i)) for i in range(CLIENTS))
+        assert measured(serial) == measured(found)
+
+
+@every_method
+def test_workers_give_the_bits_of_serial_for_a_convolutional_network_with_batchnorm(name):
+    fields = {"images": True, "network": "convnet3", "network_options": {}, "rounds": 2, "epochs": 1, "dtype": "float32"}
+    serial, found = run(prepared(name, **fields)), run(prepared(name, backend="workers", workers=2, **fields))
+    assert same(table(serial.progress), table(found.progress))
+    assert measured(serial) == measured(found)
+    assert finite(found)
+
+
+@every_method
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
+def test_stacked_clients_give_the_numbers_of_serial(name, dtype, tolerance):
+    serial, stacked = (run(prepared(name, dtype=dtype, backend=b)) for b in ("serial", "stacked"))
+    assert close(table(serial.progress), table(stacked.progress), tolerance)
+    for i in range(CLIENTS):
+        assert close(dict(serial.personal(i)), dict(stacked.personal(i)), tolerance)
+    assert [r["gradient_passes"] for r in serial.rounds] == [r["gradient_passes"] for r in stacked.rounds]
+    assert [r["bytes_up"] for r in serial.rounds] == [r["bytes_up"] for r in stacked.rounds]
+
+
+# purity
+
+FUNCTIONS = [
+    n for n, f in vars(Method).items() if isfunction(f) and not n.startswith("_") and n not in ("init", "check", "fields")
+]
+
+
+def snapshot(value: object) -> object:
+    """A copy of every tensor in an argument, with the names around it."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Tree):
+        return ("Tree", tuple(value), [v.detach().clone() for v in value.values()])
+    if isinstance(value, Rows | Up):
+        return [snapshot(getattr(value, f.name)) for f in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        return (tuple(value), [snapshot(v) for v in value.values()])
+    if isinstance(value, list | tuple):
+        return [snapshot(v) for v in value]
+    return None  # me, the task, plain numbers
+
+
+def unchanged(before: object, after: object) -> bool:
+    if isinstance(before, Tensor):
+        return isinstance(after, Tensor) and torch.equal(before, after)
+    if isinstance(before, list | tuple) and isinstance(after, list | tuple):
+        return len(before) == len(after) and all(unchanged(b, a) for b, a in zip(before, after, strict=True))
+    return before == after
+
+
+def guarded(inner: Method) -> Method:
+    """The same method, all of whose functions are held to what they were given."""
+    kind = type(inner)
+
+    def guard(function: str):
+        original = getattr(kind, function)
+
+        def held(self, *args):
+            before = snapshot(args)
+            result = original(self, *args)
+            assert unchanged(before, snapshot(args)), f"{kind.__name__}.{function} changed what it was given"
+            calls.add(function)
+            return result
+
+        return held
+
+    calls: set[str] = set()
+    own = {n: guard(n) for n in FUNCTIONS if getattr(kind, n) is not getattr(Method, n)}
+    own |= {"__module__": kind.__module__, "__repr__": lambda self: "guarded", "calls": calls}
+    if isinstance(inner, Wrapper):  # what a wrapper overrides is all that it is, but hello is its inner's
+        own.pop("hello", None)
+    fields = {f.name: getattr(inner, f.name) for f in dataclasses.fields(inner)}
+    return type(kind.__name__, (kind,), own)(**fields)
+
+
+@every_method
+def test_nothing_that_a_method_is_given_is_changed(name):
+    watched = guarded(method(name))
+    found = run(prepared(watched))
+    assert same(table(found.progress), table(run(prepared(name)).progress))
+    assert "local" in type(watched).calls
+
+
+@every_method
+def test_a_method_is_a_frozen_dataclass_of_plain_numbers_and_words(name):
+    made = method(name)
+    assert type(made).__dataclass_params__.frozen
+    for field in dataclasses.fields(made):
+        assert isinstance(getattr(made, field.name), int | float | str | bool | Method | None), field.name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.anything = 1
+    assert not [k for k in vars(made) if k not in {f.name for f in dataclasses.fields(made)}]
+
+
+@every_method
+def test_two_runs_are_the_same_bits_and_another_seed_is_not(name):
+    one, two, other = run(prepared(name)), run(prepared(name)), run(prepared(name, seed=4))
+    assert same(table(one.progress), table(two.progress))
+    assert measured(one) == measured(two)
+    with pytest.raises(AssertionError):
+        same(dict(one.personal(0)), dict(other.personal(0)))
+
+
+# states
+
+
+class Stop(Exception):  # noqa: N818 - no error
+    pass
+
+
+def advanced(run_: Run, progress: Progress | None = None, until: int = 1 << 30) -> Progress:
+    """From a progress, or from the start, to the end of a round; with a new context, as after a restart."""
+    context = run_.context()
+    if progress is None:
+        progress = Progress(context.state.server, Rows(context.state.rows), context.store(run_.clients))
+
+    def watch(report):
+        if report.round == until:
+            raise Stop
+
+    with one_thread():
+        try:
+            loop(run_, context, Serial(context), progress, watch)
+        except Stop:
+            pass
+    return progress
+
+
+def copied(slots):
+    return {k: v.clone() if isinstance(v, Tree) else v.detach().clone() for k, v in slots.items()}
+
+
+def restarted(run_: Run, old: Progress) -> Progress:
+    """All that a run is between two rounds, copied into a new process's worth of objects."""
+    context = run_.context()
+    store = context.store(run_.clients)
+    store.buffer.copy_(old.store.buffer)
+    store.visits[:] = old.store.visits
+    rows = Rows(context.state.rows, {i: copied(row) for i, row in old.rows.written.items()})
+    return Progress(copied(old.server), rows, store, old.round)
+
+
+@every_method
+def test_a_run_that_stops_and_goes_on_is_the_run_that_did_not(name):
+    run_ = prepared(name)
+    through = advanced(run_)
+    half = advanced(run_, until=2)
+    assert half.round == 2
+    gone_on = advanced(run_, restarted(run_, half))
+    assert gone_on.round == through.round == 4
+    assert same(table(through), table(gone_on))
+
+
+@every_method
+def test_every_home_stays_as_init_declared_it(name):
+    run_ = prepared(name)
+    declared = run_.context()
+    progress = advanced(run_)
+    homes = [("server", progress.server, declared.state.server)]
+    homes += [(f"client {i}", progress.store.read(i), declared.store(CLIENTS).template(i)) for i in range(CLIENTS)]
+    homes += [(f"row {i}", progress.rows[i], declared.state.rows) for i in range(CLIENTS)]
+    for home, found, template in homes:
+        assert found.keys() == template.keys(), home
+        for slot, value in template.items():
+            if isinstance(value, Tree) and not value:
+                assert isinstance(found[slot], Tree)  # an open slot
+                continue
+            assert isinstance(found[slot], Tree) == isinstance(value, Tree), f"{home}: {slot}"
+            entries = value if isinstance(value, Tree) else {"": value}
+            own = found[slot] if isinstance(value, Tree) else {"": found[slot]}
+            assert own.keys() == entries.keys(), f"{home}: {slot}"
+            for k, v in entries.items():
+                assert (own[k].shape, own[k].dtype) == (v.shape, v.dtype), f"{home}: {slot} {k}"
+                assert not own[k].requires_grad
+
+
+@every_method
+def test_bytes_are_those_of_what_is_sent(name):
+    """Down: what `down` gives each participant. Up: never more than what the client could hold of the declared homes."""
+    run_ = prepared(name, rounds=1, ratio=1.0)
+    context = run_.context()
+    progress = Progress(context.state.server, Rows(context.state.rows), context.store(CLIENTS))
+    reports = []
+    with one_thread():
+        loop(run_, context, Serial(context), progress, reports.append)
+    found = reports[-1].bytes_down
+    sent = [context.method.down(context.state.server, context.state.rows)] * CLIENTS
+    if not context.method.says_hello and type(context.method).plan is Method.plan:
+        assert found == sum(nbytes(s) for s in sent)
+    ups = []
+    for job_like in range(CLIENTS):
+        up, _ = local_of(context, job_like)
+        ups.append(sum(t.numel() * t.element_size() for kind in (up.mean, up.sum, up.rows) for t in flat(kind)))
+    assert reports[-1].bytes_up <= sum(ups)
+
+
+def local_of(context, client):
+    from idiolect.engine.work import Job
+
+    job = Job("local", client, 0, 0, context.method.down(context.state.server, context.state.rows), context.store(CLIENTS).template(client))
+    with one_thread():
+        return context.method.local(context.client(job), job.down, job.mine)
+
+
+def flat(slots):
+    return [t for v in slots.values() for t in (v.values() if isinstance(v, Tree) else [v])]
+
+
+# clients
+
+
+def permuted(fed: Federation, order: list[int]) -> Federation:
+    parts = [(fed.train[i], fed.validation[i], fed.test[i]) for i in order]
+    return Federation(fed.dataset, *zip(*parts, strict=True), split_hash(parts), "permuted")
+
+
+@every_method
+def test_permuting_clients_permutes_results(name):
+    """Full batches, for the order of samples is drawn by the client's number."""
+    order = [3, 0, 7, 5, 1, 2, 6, 4]
+    fed = federation()
+    chosen = method(name, share=1.0) if "fedala" in name or "fedah" in name else method(name)
+    fields = {"ratio": 1.0, "batch_size": 64, "rounds": 3}
+    one = run(prepared(chosen, federation=fed, **fields))
+    two = run(prepared(chosen, federation=permuted(fed, order), **fields))
+    for here, there in enumerate(order):
+        assert close(dict(two.personal(here)), dict(one.personal(there)), 1e-9)
+    for home in ("server",):
+        a, b = ({k: v for k, v in table(r.progress).items() if k.startswith(home)} for r in (one, two))
+        assert close(a, b, 1e-9)
+
+
+def without(fed: Federation, absent: int) -> Federation:
+    """No client has any sample of a class, though the network has an output for it."""
+    labels = fed.dataset.y.numpy()
+    parts = [[rows[labels[rows] != absent] for rows in (fed.train[i], fed.validation[i], fed.test[i])] for i in range(fed.clients)]
+    parts = [p for p in parts if len(p[0])]
+    return Federation(fed.dataset, *zip(*parts, strict=True), split_hash([tuple(p) for p in parts]), "without a class")
+
+
+ODD = {
+    "one client": {"federation": federation((7,))},
+    "clients of one class": {"federation": federation((2, 3, 4, 9)), "ratio": 1.0},
+    "an absent class": {"federation": without(federation(seed=2), 2)},
+    "clients smaller than a batch": {"federation": federation((2, 3, 3, 2, 5)), "batch_size": 32},
+    "clients of one sample": {"federation": federation((1, 1, 6, 1))},
+    "clients of one sample, all there are": {"federation": federation((1, 1)), "ratio": 1.0},
+    "a batch of one": {"batch_size": 1},
+    "no body": {"network": "logistic", "network_options": {}},
+    "identical clients": {"federation": permuted(federation((6, 6)), [0, 0, 0]), "ratio": 1.0},
+    "one sample with BatchNorm": {
+        "federation": federation((1, 4), images=True),
+        "network": "convnet3",
+        "network_options": {},
+        "ratio": 1.0,
+        "rounds": 2,
+    },
+    "lost replies": {"drop": 0.4, "rounds": 6},
+    "rounds of nobody": {"ratio": "bernoulli:0.1", "rounds": 6},
+    "a learning rate of nearly nothing": {"lr": 1e-12},
+    "no rounds": {"rounds": 0},
+}
+
+
+@every_method
+@pytest.mark.parametrize("case", ODD)
+def test_odd_federations_are_survived(name, case):
+    try:
+        found = run(prepared(name, **ODD[case]))
+    except UsageError as refusal:
+        assert case == "no body"  # a method that needs one may say so
+        assert str(refusal).endswith(".")
+        return
+    assert finite(found)
+    if found.run.rounds and found.run.lr > 1e-9:
+        assert any(r["gradient_passes"] > 0 for r in found.rounds)
+
+
+def plans(made: Method) -> bool:
+    """Whether the server decides anything by who was asked to take part."""
+    return plans(made.inner) if isinstance(made, Wrapper) else type(made).plan is not Method.plan
+
+
+@every_method
+def test_a_client_whose_reply_was_dropped_keeps_its_state(name):
+    run_ = prepared(name, drop=0.4, rounds=6)
+    context = run_.context()
+    progress = Progress(context.state.server, Rows(context.state.rows), context.store(CLIENTS))
+    before, lost, accepted = {}, [], []
+
+    def watch(report):
+        now = [copied(progress.store.read(i)) for i in range(CLIENTS)]
+        visits = progress.store.visits.copy()
+        if report.round:
+            kept = set(range(CLIENTS)) - (set(report.participants) - set(report.dropped))
+            for i in kept:
+                assert all(v.equals(before["now"][i][k]) if isinstance(v, Tree) else torch.equal(v, before["now"][i][k]) for k, v in now[i].items())
+            assert [int(a - b) for a, b in zip(visits, before["visits"], strict=True)] == [int(i not in kept) for i in range(CLIENTS)]
+            lost.extend(report.dropped)
+            accepted.append([i for i in report.participants if i not in report.dropped])
+            assert set(report.trained) == set(accepted[-1])
+        before.update(now=now, visits=visits)
+
+    with one_thread():
+        loop(run_, context, Serial(context), progress, watch)
+    assert lost
+    assert all(accepted)
+    if not plans(run_.method):  # and the whole run is that of the clients that were heard
+        heard = run(prepared(name, ratio=accepted, rounds=6))
+        assert same(table(progress), table(heard.progress))
+
+
+# names and files
+
+
+@every_method
+def test_a_method_is_its_text(name):
+    for made in (catalogue.build(name), method(name), changed(name)):
+        scope = {type(m).__name__: type(m) for m in parts(made)}
+        assert eval(repr(made), scope) == made
+        assert hash(made) == hash(eval(repr(made), scope))
+        run_ = Run(method=made, rounds=7, ratio="bernoulli:0.3", seed=5)
+        again = Run.from_toml(run_.to_toml())
+        assert again == run_
+        assert again.to_toml() == run_.to_toml()
+        assert catalogue.build(made.name, catalogue.settings(made)) == made
+
+
+def parts(made: Method) -> list[Method]:
+    return [made, *(parts(made.inner) if isinstance(made, Wrapper) else [])]
+
+
+def changed(name: str) -> Method:
+    """Every number another one, as far as the method takes it."""
+    settings = catalogue.settings(catalogue.build(name))
+    for field, value in list(settings.items()):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                catalogue.build(name, settings | {field: value / 3 if isinstance(value, float) else value + 1})
+            except UsageError:
+                continue
+            settings[field] = value / 3 if isinstance(value, float) else value + 1
+    return catalogue.build(name, settings)
+
+
+@every_method
+def test_a_method_is_named_after_its_file_and_what_it_wraps(name):
+    made = catalogue.build(name)
+    full = name if "+" in name or not catalogue.wraps(name) else f"fedavg+{name}"
+    assert made.name == full
+    assert [type(m).__name__.lower() for m in reversed(parts(made))] == full.split("+")
+    assert run(prepared(name, rounds=0)).summary["method"] == full
+
+
+VENUES = r"ICML|AAAI|ICLR|NeurIPS|AISTATS|MLSys|IJCAI|CVPR|ICCV|ECCV|KDD|TMLR|Frontiers|IEEE|arXiv \d{4}\.\d{4,5}|arXiv"
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_a_docstring_cites_the_paper_and_says_what_departs_from_it(name):
+    kind = catalogue.find(name)
+    text = " ".join((kind.__doc__ or "").split())
+    assert re.match(rf"({kind.__name__}|{kind.__name__.upper()})\b", text), "it begins with the method's name"
+    assert "Departs from the paper" in text
+    if "folklore" not in text:
+        assert re.search(rf"({VENUES})\W+(.{{0,60}}\b)?(19|20)\d\d\b", text) or re.search(rf"(19|20)\d\d\b.{{0,40}}({VENUES})", text)
