@@ -1,4 +1,4 @@
-"""What a method is, told by the method itself: its docstring, its fields, and what it keeps and sends in a real round."""
+"""What a method is, told by itself: its docstring, its fields, and what it keeps and sends in a real round."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from idiolect.experiment import Run
 from idiolect.method import Method, Rows
 from idiolect.running import one_thread
 
+HOMES = ("mean", "sum", "rows")
 REFUSED: dict[str, dict[str, Any]] = {
     "momentum=0": {"momentum": 0.9},
     "optimizer=sgd": {"optimizer": "adam"},
@@ -79,11 +80,12 @@ def page(name: str) -> str:
     for part in parts:
         kind = catalogue.find(part)
         lines += [inspect.getdoc(kind) or "", "", f"source: {_source(kind)}", *_hyper_parameters(part, kind), ""]
+    sent = {f"{slot} ({home})": size for home in HOMES for slot, size in getattr(found, home).items()}
     lines += [
         "Bytes of a client for the default network of digits (convnet3, 10 classes):",
         f"  keeps     {_slots(found.keeps)}",
         f"  receives  {_slots(found.down)}",
-        f"  sends     {_slots({f'{k} ({home})': v for home in ('mean', 'sum', 'rows') for k, v in getattr(found, home).items()})}",
+        f"  sends     {_slots(sent)}",
         f"  needs     {', '.join(found.needs) or 'nothing more'}",
     ]
     return "\n".join(lines)
@@ -150,8 +152,9 @@ def facts(name: str) -> Facts:
         )
     assert backend.last is not None
     job, reply = backend.last
-    assert reply.up is not None and reply.mine is not None
-    sent = {home: _bytes(getattr(reply.up, home)) for home in ("mean", "sum", "rows")}
+    assert reply.up is not None
+    assert reply.mine is not None
+    sent = {home: _bytes(getattr(reply.up, home)) for home in HOMES}
     needs = []
     if reply.mine:
         needs.append("state kept by clients")

@@ -10,6 +10,7 @@ class FineTune(Wrapper):
     """FineTune: any method, whose personal model is fine-tuned on the client's own data before it predicts.
 
     A throw-away copy is tuned; training, messages and state are the inner method's. `part` is "all" or "head".
+    Departs from the paper / the public code: none (folklore).
     """
 
     epochs: int = 5
