@@ -58,7 +58,7 @@ class Server:
         ids = tuple(sorted(draw.choice(self.clients, PARTICIPANTS, replace=False).tolist()))
         known = Facts(r, self.clients, ids, tuple(float(self.sizes[i]) for i in ids), 0.01, self.rounds, 0)
         started = time.perf_counter()
-        self.rows = self.method.plan(self.state, self.rows, known)
+        self.state, self.rows = self.method.plan(self.state, self.rows, known)
         for _ in range(2):
             for i in ids:
                 self.method.down(self.state, self.rows[i])

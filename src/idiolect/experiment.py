@@ -20,6 +20,7 @@ from torch import nn
 from idiolect import catalogue
 from idiolect.client import Settings
 from idiolect.data import Dataset, Federation, Split, federate, load, parse
+from idiolect.data.dataset import digest
 from idiolect.engine import orders
 from idiolect.engine.work import Context, Shards
 from idiolect.errors import UsageError, unknown
@@ -201,9 +202,9 @@ class Run:
             if f.name == "method" or value == f.default or value is None:
                 continue
             if isinstance(value, Dataset):
-                value = f"<given: {value.name}>"
+                value = f"<given: {value.name}, {value.digest}>"
             elif isinstance(value, nn.Module):
-                value = f"<given: {type(value).__name__}>"
+                value = f"<given: {type(value).__name__}, {digest(value.state_dict().values())}>"
             elif isinstance(value, Federation):
                 value = f"<given: {value.split_hash}>"
             elif isinstance(value, Split):

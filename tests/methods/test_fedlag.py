@@ -19,7 +19,8 @@ from idiolect.methods.fedper import FedPer
 from idiolect.methods.fedprox import FedProx
 from idiolect.methods.local import Local
 from idiolect.tree import Tree
-from idiolect.wrap.fedlag import FedLAG, most, opposed
+from idiolect.wrap.fedlag import FedLAG, most
+from idiolect.wrap.fedlag import opposed as by_products
 from reference import fedlag as reference
 
 IMAGES = pytest.mark.parametrize("images", [False, True], ids=["mlp", "convnet with BatchNorm"])
@@ -40,6 +41,10 @@ def lag(inner=None, **hyper):
 
 def history(found, slot):
     return torch.stack([n[slot] for n in found.notes])  # [rounds, L]
+
+
+def opposed(h, xi):
+    return by_products(h @ h.T, xi)
 
 
 def same(a, b):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +26,8 @@ class World:
     classes: int
     participants: Callable[[int], list[int]]  # round -> ascending client numbers
     data: Callable[[int], tuple[Tensor, Tensor]]  # client -> its training inputs and labels
-    batches: Callable[..., list[Tensor]]  # (client, round, order, epoch, share=1.0) -> sample numbers
+    # (client, round, order, epoch, share=1.0, count=None) -> sample numbers, out of `count` instead of n_i where given
+    batches: Callable[..., list[Tensor]]
     module: Callable[[], nn.Module]  # a new copy of the network with the initial weights; children body, head
     lr: Callable[[int], float]  # round -> learning rate
     epochs: int = 1
@@ -34,6 +36,10 @@ class World:
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy  # (outputs, labels) -> mean
     # (name, inputs, outputs) -> initial weight and bias of an extra layer, for the methods that have one
     linear: Callable[[str, int, int], tuple[Tensor, Tensor]] | None = None
+    # (client, share) -> its sample numbers in two parts, ascending: ceil(share * n) to train on, the rest held out
+    split: Callable[[int, float], tuple[Tensor, Tensor]] | None = None
+    # (purpose, round, client) -> a generator of this draw alone
+    draw: Callable[[str, int, int], np.random.Generator] | None = None
 
 
 @dataclass

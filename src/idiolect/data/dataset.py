@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -70,10 +73,24 @@ class Dataset:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
+    @cached_property
+    def digest(self) -> str:
+        """Other samples or targets have another one."""
+        return digest([self.x, self.y])
+
     @property
     def strata(self) -> NDArray[np.int64]:
         """The class of each row, by which rows are stratified; one class for all where y holds no labels."""
         return self.y.numpy() if self.loss == "cross_entropy" else np.zeros(len(self.x), np.int64)
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Twelve digits that stand for the numbers in these tensors."""
+    found = hashlib.sha256()
+    for t in tensors:
+        found.update(f"{t.dtype}{list(t.shape)}".encode())
+        found.update(t.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:12]
 
 
 def from_arrays(

@@ -1,8 +1,8 @@
 """Worker processes: one per core, one thread each, the data once in shared memory.
 
-Jobs go out in order, a few clients at a time, to whichever worker is free; replies are handed on strictly in order, so that
-the numbers do not depend on how many workers there are. At most `DEPTH` parcels per worker are under way: that bounds the
-replies that wait for their turn. A worker that dies is replaced and its parcels are sent again.
+Jobs go out in order, a few clients at a time, to the worker that has least to do; replies are handed on strictly in order,
+so that the numbers do not depend on how many workers there are. A worker has a few slots for parcels under way and replies
+that wait for their turn: that bounds memory. A worker that dies is replaced and its parcels are sent again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from idiolect.engine.store import Store
-from idiolect.engine.wire import Arena, pack, unpack, view
+from idiolect.engine.wire import Arena, nbytes, pack, unpack, view
 from idiolect.engine.work import Context, Job, Reply
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Up
 
-DEPTH = 2
+SLOTS, WAITING = 8, 256 << 20  # of a worker at most, and the bytes that its waiting replies may have
+QUICK = 0.02  # seconds; behind a parcel that is done sooner the next one is already waiting
 REPLACED = 3  # a worker's parcels may kill it so many times
 
 
@@ -43,18 +44,21 @@ class Workers:
         jobs = list(jobs)
         self._announce(jobs)
         size = self.parcel or max(1, min(8, len(jobs) // (4 * len(self._workers))))
+        ahead = 1
         source = iter(jobs)
         waiting = deque(iter(lambda: list(islice(source, size)), []))
         number, turn = 0, 0  # parcels sent, the next to hand on
         ready: dict[int, tuple[_Worker, int, list[Reply]]] = {}
         try:
             while waiting or turn < number:
-                for worker in self._workers:
-                    while waiting and worker.free:
-                        worker.send(number, waiting.popleft())
-                        number += 1
+                while waiting and (worker := min(self._workers, key=lambda w: (not w.free, w.busy))).free:
+                    if worker.busy >= ahead:
+                        break
+                    worker.send(number, waiting.popleft())
+                    number += 1
                 while turn in ready:
                     worker, slot, replies = ready.pop(turn)
+                    ahead = 2 if sum(r.seconds for r in replies) < QUICK else 1
                     yield from replies
                     worker.free.append(slot)
                     turn += 1
@@ -95,8 +99,10 @@ class _Worker:
 
     def __init__(self, pool: Workers) -> None:
         self.pool = pool
-        self.arenas = [Arena() for _ in range(DEPTH)]
-        self.free = deque(range(DEPTH))
+        reply = sum(layout.size for layout in pool.store.layouts) + nbytes(pool.context.state.server)
+        slots = max(2, min(SLOTS, WAITING // (reply * (pool.parcel or 8))))
+        self.arenas = [Arena() for _ in range(slots)]
+        self.free = deque(range(slots))
         self.sent: dict[int, tuple[int, list[Job]]] = {}  # parcel -> its slot, its jobs
         self.deaths: dict[int, int] = {}
         self._start()
@@ -113,9 +119,14 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.knows_broadcast = False
-        self.replies: list[torch.Tensor | None] = [None] * DEPTH
+        self.replies: dict[int, torch.Tensor] = {}
         for arena in self.arenas:
             arena.grown = True
+
+    @property
+    def busy(self) -> int:
+        """Parcels that it has not answered."""
+        return len(self.sent)
 
     def send(self, number: int, jobs: list[Job]) -> None:
         slot = self.free.popleft()
@@ -198,8 +209,8 @@ def serve(link: Connection, context: Context, records: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     store = Store.attached(*records)
-    arenas: list[Arena | None] = [None] * DEPTH
-    inboxes: list[torch.Tensor | None] = [None] * DEPTH
+    arenas: dict[int, Arena] = {}
+    inboxes: dict[int, torch.Tensor] = {}
     broadcast: Any = None
     while True:
         try:
@@ -207,8 +218,11 @@ def serve(link: Connection, context: Context, records: tuple[Any, ...]) -> None:
         except (EOFError, OSError):
             os._exit(0)
         broadcast = broadcast if new_broadcast is None else new_broadcast
-        inboxes[slot] = inboxes[slot] if inbox is None else inbox
-        arena = arenas[slot] = arenas[slot] or Arena()
+        if inbox is not None:
+            inboxes[slot] = inbox
+        if slot not in arenas:
+            arenas[slot] = Arena()
+        arena = arenas[slot]
         try:
             outcome: Any = _answer(context, store, jobs, broadcast, inboxes[slot], arena)
         except Exception as error:

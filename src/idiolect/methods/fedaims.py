@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize, relu
 
 from idiolect.method import Method, State, Tree, Up, UsageError, linear
+from idiolect.tree import unstack
 
 CHOICES = {
     "supervision": ("one", "all", "none"),
@@ -82,8 +83,7 @@ class FedAIMS(Method):
         held = up.mean["held"]  # the sum of p_i over those who hold the class, [C]
         prototype = torch.where(held[:, None] > 0, up.mean["prototype"] / held[:, None], server["prototype"])
         if self.supervision == "one":
-            flat = torch.cat([v.flatten(1) for v in up.rows["body"].values()], dim=1)  # [K, P]
-            rows = rows.with_(run.ids, last=[v.clone() for v in normalize(flat)])
+            rows = rows.with_(run.ids, last=[normalize(body.flat(), dim=0) for body in unstack(up.rows["body"])])
             if (run.round + 1) % self.similarity_every == 0:
                 rows = rows.with_(rows, compared=[rows[i]["last"] for i in rows])
         return {"model": up.mean["model"], "prototype": prototype, "known": server["known"] | (held > 0)}, rows

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import normalize
 
 from idiolect.method import Method, State, Tree, Up, UsageError
 
@@ -44,8 +45,8 @@ class FedSimSup(Method):
         else:
             networks = [name.strip() for name in self.supervisor.split(",")]
             theta, kinds = net.weights, [net.add(f"supervisor-{name}", name) for name in networks]
-        none = torch.zeros(1, dtype=net.dtype)
-        row = {"theta": theta, "at": none, "size": none, "labels": torch.zeros(net.classes, dtype=net.dtype)}
+        none = torch.zeros(net.classes, dtype=net.dtype)
+        row = {"theta": theta, "at": torch.zeros(1, dtype=torch.long), "size": none[:1], "labels": none}
         return State(server={"log": Tree(), "largest": none}, client=[{"supervisor": s} for s in kinds], rows=row)
 
     def hello(self, me, down, mine):
@@ -76,73 +77,112 @@ class FedSimSup(Method):
 
     # the server
 
+    def plan(self, server, rows, run):
+        now = self.current(server["log"], [rows[i] for i in run.ids])
+        return server, rows.with_(run.ids, theta=now, at=[torch.tensor([run.round])] * len(now))
+
     def down(self, server, row):
-        return {"model": self.current(server["log"], row)}
+        return {"model": self.current(server["log"], [row])[0]}
 
     def server(self, server, rows, up, run):
-        t, theta = run.round + 1, up.rows["model"]
-        flat = torch.cat([v.flatten(1) for v in theta.values()], dim=1)  # [K, P]
-        met = [rows[i] for i in run.ids]
-        news = {
-            "theta": flat,
-            "size": torch.cat([row["size"] for row in met]),
-            "labels": torch.stack([row["labels"] for row in met]),
-            "beta": torch.tensor([self.beta(t, self.T or run.rounds)], dtype=flat.dtype),
-        }
+        t, like = run.round + 1, rows.template["theta"]
+        at, theta = torch.tensor([t]), torch.cat([up.rows["model"][k].flatten(1) for k in like], dim=1)  # [K, P]
+        news = {"theta": theta, "ids": torch.tensor(run.ids), "beta": self.beta(t, self.T or run.rounds)}
+        news |= {k: rows.stack(k, run.ids) for k in ("size", "labels")}
+        news = Tree(news).prefixed(str(t))
         largest = server["largest"]
-        if not largest:
-            largest = torch.stack([rows[i]["size"] for i in rows]).max(0).values
-        log = server["log"] | Tree({f"{t}.{k}": v for k, v in news.items()})
-        away = [i for i in rows if i not in run.ids] if self.mixing == "eager" else []
-        if away:
-            now = [self.current(Tree({f"{t}.{k}": v for k, v in news.items()}), rows[i]) for i in away]
-            rows = rows.with_(away, theta=now, at=torch.full((len(away), 1), float(t), dtype=flat.dtype))
-        rows = rows.with_(run.ids, theta=theta, at=torch.full((len(met), 1), float(t), dtype=flat.dtype))
-        return {"log": Tree() if self.mixing == "eager" else self.needed(log, largest), "largest": largest}, rows
+        if not largest.any():
+            largest = (rows.stack("size", rows) * (rows.stack("labels", rows) > 0)).max(0).values
+        if self.mixing == "eager":
+            away = sorted({*range(run.num_clients)} - {*run.ids})
+            blocks = [[rows[i] for i in away[k : k + 64]] for k in range(0, len(away), 64)]
+            now = [theta for block in blocks for theta in self.current(news, block)]
+            rows, log = rows.with_(away, theta=now, at=[at] * len(away)), Tree()
+        else:
+            log = server["log"] | news
+        rows = rows.with_(run.ids, theta=[_named(v, like) for v in theta], at=[at] * len(theta))
+        kept = self.needed(log, largest, run.num_clients)
+        return {"log": kept, "largest": largest}, self.released(log, kept, rows)
+
+    def similar(self, a, b):
+        """s_ij of label proportions [n, C] and [m, C]."""
+        s = normalize(a.double()) @ normalize(b.double()).T
+        return s if self.similarity else torch.ones_like(s)
+
+    def rate(self, beta, M, K, size):
+        return beta * M / (M + K * size)  # eqs. 8, 9
 
     def beta(self, t, rounds):
         flat = self.C * rounds**self.gamma
-        return 1.0 if t < flat else (flat / t) ** 2  # eq. 10
+        return torch.tensor(1.0 if t < flat else (flat / t) ** 2, dtype=torch.float64)  # eq. 10
 
-    def rate(self, log, t, size):
-        """a = lambda_i * beta_t of a client of this size (eqs. 8, 9)."""
-        sizes = log[f"{t}.size"]
-        return float(log[f"{t}.beta"] * sizes.sum() / (sizes.sum() + len(sizes) * size))
+    def taken(self, log, size, labels, at):
+        """Eq. 7, round upon round: how much of every theta in the log these clients have taken up by now, if they were `at`
+        their own then, [n, J]; and how much of their own is left, [n, 1]. What rounding would swallow counts as nothing."""
+        rounds = _rounds(log)
+        if not rounds:
+            return torch.zeros(len(size), 0), torch.ones(len(size), 1)
+        theirs = {k: torch.cat([log[f"{t}.{k}"] for t in rounds]) for k in ("size", "labels")}
+        count = torch.tensor([len(log[f"{t}.ids"]) for t in rounds])  # K of each round
+        of = torch.repeat_interleave(count)  # the round of each theta
+        s = self.similar(labels, theirs["labels"])
+        total = s.new_zeros(len(s), len(rounds)).index_add_(1, of, s)
+        M = s.new_zeros(len(rounds)).index_add_(0, of, theirs["size"][:, 0].double())
+        a = self.rate(torch.stack([log[f"{t}.beta"] for t in rounds]), M, count, size.double())
+        a = a * ((total > 0) & (at < torch.tensor(rounds)))  # nobody alike, or not missed: unchanged
+        left = (1 - a).flip(1).cumprod(1).flip(1)  # [n, R]
+        after = torch.cat([left[:, 1:], torch.ones_like(left[:, :1])], dim=1)
+        after = torch.where(after < _digits(log[f"{rounds[0]}.theta"]), 0.0, after)
+        return (after * a / torch.where(total > 0, total, 1.0))[:, of] * s, left[:, :1]
 
-    def current(self, log, row):
-        """A client's theta after the rounds in the log that it missed (eq. 7, round upon round): one combination of its own and
-        the participants' thetas. Rounds so old that nothing of them is left in these digits are not looked at."""
-        theta, own, parts = row["theta"], 1.0, []
-        for t in reversed(_rounds(log)):
-            if t <= row["at"] or own < _digits(log[f"{t}.theta"]):
-                break
-            s = torch.ones_like(log[f"{t}.size"])
-            if self.similarity:
-                s = torch.cosine_similarity(log[f"{t}.labels"], row["labels"][None])
-            if s.sum() > 0:  # nobody alike: unchanged
-                a = self.rate(log, t, float(row["size"]))
-                parts.append((own * a * s / s.sum()) @ log[f"{t}.theta"])
-                own *= 1 - a
-        if not parts:
-            return theta
-        total, at, mixed = torch.stack(parts).sum(0), 0, {}
-        for k, v in theta.items():
-            mixed[k] = own * v + total[at : at + v.numel()].view_as(v)
-            at += v.numel()
-        return Tree(mixed)
+    def current(self, log, rows):
+        """These clients' thetas after the rounds in the log that they missed."""
+        taken, left = self.taken(log, *(torch.stack([row[k] for row in rows]) for k in ("size", "labels", "at")))
+        if not taken.any():
+            return [row["theta"] for row in rows]
+        now = torch.stack([row["theta"].flat() for row in rows])  # [n, P]
+        now *= left.to(now.dtype)
+        for t, share in _by_round(taken, log):
+            if share.any():
+                now.addmm_(share.to(now.dtype), log[f"{t}.theta"])
+        return [_named(v, rows[0]["theta"]) for v in now]
 
-    def needed(self, log, largest):
-        """The log without rounds of which no client, not even the slowest to learn, has anything left."""
-        left = 1.0
-        for t in reversed(_rounds(log)):
-            if left < _digits(log[f"{t}.theta"]):
-                log = log.drop([k for k in log if k.startswith(f"{t}.")])
-            left *= 1 - self.rate(log, t, float(largest)) if f"{t}.beta" in log else 1.0
-        return log
+    def needed(self, log, largest, clients):
+        """The log without rounds after which everybody has taken part, or of which nothing is left even in the slowest to
+        learn: who moves in the rounds of a single class alone, and has as many samples as the largest that has this class."""
+        classes = torch.eye(len(largest))
+        taken, _ = self.taken(log, largest[:, None], classes, torch.zeros(len(largest), 1))
+        seen, gone = set(), []
+        for t, share in reversed(_by_round(taken, log)):
+            seen.update(log[f"{t}.ids"].tolist())
+            if len(seen) == clients or not share.any():
+                gone += [k for k in log if k.startswith(f"{t}.")]
+        return log.drop(gone)
+
+    def released(self, log, kept, rows):
+        """The rows without thetas of which nothing is left: the server holds those in the log, not N."""
+        gone = [t for t in _rounds(log) if f"{t}.theta" not in kept]
+        idle = [i for t in gone for i in log[f"{t}.ids"].tolist() if rows[i]["at"] == t]
+        if not idle:
+            return rows
+        _, left = self.taken(kept, *(rows.stack(k, idle) for k in ("size", "labels", "at")))
+        idle = [i for i, own in zip(idle, left, strict=True) if own < _digits(log[f"{gone[0]}.theta"])]
+        return rows.with_(idle, theta=[rows.template["theta"]] * len(idle))
 
 
 def _rounds(log):
-    return sorted(int(k.removesuffix(".beta")) for k in log if k.endswith(".beta"))
+    return sorted(int(k.removesuffix(".ids")) for k in log if k.endswith(".ids"))
+
+
+def _by_round(taken, log):
+    rounds = _rounds(log)
+    return list(zip(rounds, taken.split([len(log[f"{t}.ids"]) for t in rounds], dim=1), strict=True))
+
+
+def _named(flat, like):
+    """One vector as the Tree of these names and shapes."""
+    parts = flat.split([v.numel() for v in like.values()])
+    return Tree({k: part.view_as(v) for (k, v), part in zip(like.items(), parts, strict=True)})
 
 
 def _part(w):

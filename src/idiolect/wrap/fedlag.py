@@ -71,7 +71,7 @@ class FedLAG(Wrapper):
         return {**down, "model": down["model"].drop(kept(down["model"], server))} if row["uploaded"] else down
 
     def server(self, server, rows, up, run):
-        conflicts = self.conflicts(up.rows["layers"] - self.started(server, rows, up, run), server["conflicts"])
+        conflicts = self.conflicts(up.rows["layers"], self.started(server, rows, up, run), server["conflicts"])
         if self.weights == "uniform" and self.top_k and run.round >= self.warmup:
             whole = up.rows["layers"] | up.rows["buffers"]
             up = replace(up, mean={**up.mean, "model": whole.map(lambda v: v.mean(0))})  # eq. 4
@@ -88,13 +88,14 @@ class FedLAG(Wrapper):
         own = [rows[i]["upload"] if rows[i]["uploaded"] else start for i in run.ids]
         return start | {k: torch.stack([w[k] for w in own]) for k in kept(start, server)}
 
-    def conflicts(self, moved, layers):
-        """GC of each layer (eq. 3). `moved`: every participant's update h, [K, ...]."""
-        parts = {layer: [] for layer in layers}
-        for name, value in moved.items():
-            if (layer := name.rpartition(".")[0]) in parts:
-                parts[layer].append(value.flatten(1))
-        return Tree({layer: opposed(torch.cat(part, dim=1), self.threshold) for layer, part in parts.items()})
+    def conflicts(self, ended, started, layers):
+        """GC of each layer (eq. 3), by the inner products of the participants' updates h (eq. 2)."""
+        gram = dict.fromkeys(layers, 0.0)  # [K, K] each
+        for name, end in ended.items():
+            if (layer := name.rpartition(".")[0]) in gram:
+                h = (end - started[name]).flatten(1)
+                gram[layer] = gram[layer] + h @ h.T
+        return Tree({layer: opposed(products, self.threshold) for layer, products in gram.items()})
 
     def scored(self, before, conflicts, run):
         """What layers are chosen by: this round's conflicts, or the warm-up's."""
@@ -126,11 +127,11 @@ class FedLAG(Wrapper):
         return self.inner.personal(me, self.filled(me, down, mine), mine)
 
 
-def opposed(h, threshold):
-    """Pairs of rows whose cosine is below the threshold. h: [K, P]"""
-    length = h.norm(dim=1, keepdim=True)
-    h = torch.where(length > 0, h / length, 0.0)  # what did not move has no angle, and 0 is below no threshold
-    return ((h @ h.T).clamp(min=-1.0) < threshold).triu(1).sum()
+def opposed(gram, threshold):
+    """Pairs whose cosine is below the threshold. gram: inner products of all pairs, [K, K]"""
+    length = gram.diagonal().sqrt()
+    cosines = (gram / torch.outer(length, length)).clamp(min=-1.0)
+    return (cosines < threshold).triu(1).sum()  # what did not move has no angle: NaN is below nothing
 
 
 def most(scores, k):
