@@ -377,7 +377,7 @@ def equal_models_are_their_own_cloud(kind: type[Method], **hyper: Any) -> None:
     assert all(moved(s.rows[0]["cloud"], s.rows[0]["model"]) < 1e-12 for s in states)
 
 
-def the_pull_is_the_gradient_of_its_term(kind: type[Method], coefficient: float, *given: Any, **hyper: Any) -> None:
+def the_pull_is_the_gradient_of_its_term(kind: type[Method], coefficient: float, given: tuple = (), **hyper: Any) -> None:
     """coefficient / 2 |w - u|^2, by autograd."""
     w, u, g = (Tree({k: v[i] for k, v in models(3).items()}) for i in range(3))
     leaf = w.map(lambda v: v.clone().requires_grad_())

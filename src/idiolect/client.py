@@ -168,7 +168,7 @@ class Client:
     def split(self, share: float) -> tuple[Client, Client]:
         """Two disjoint parts of this client's training set, the same in every round: ceil(share * n) samples, and the
         rest (at least one each where there are two)."""
-        order = torch.from_numpy(orders.draw(self._settings.seed, "split", self.id).permutation(self.n))
+        order = torch.from_numpy(orders.draw(self._settings.seed, "split", self.id).permutation(self.n)).to(self._y.device)
         first = min(max(math.ceil(share * self.n - 1e-9), 1), max(self.n - 1, 1))
         return self._part(order[:first].sort().values), self._part(order[first:].sort().values)
 
@@ -186,7 +186,8 @@ class Client:
         s = self._settings
         found: list[Tensor] = []
         for epoch in range(epochs):
-            found += orders.batches(self.n, s.batch_size, s.seed, self.round, self.id, order, epoch, share)
+            indices = orders.epoch_order(self.n, s.seed, self.round, self.id, order, epoch, share).to(self._y.device)
+            found += [indices[a:b] for a, b in orders.cuts(len(indices), s.batch_size)]
             if steps is not None and len(found) >= steps:
                 return found[:steps]
         return found

@@ -85,6 +85,7 @@ class Run:
     backend: str = _field("workers", "where clients run: workers, serial, stacked")
     workers: int | None = _field(None, "worker processes; default: one per core")
     dtype: str = _field("float32", "float32 or float64")
+    device: str = _field("cpu", "where clients train and predict: cpu, cuda, cuda:1, ...; the server stays on the CPU")
 
     def __post_init__(self) -> None:
         if isinstance(self.method, str):
@@ -106,6 +107,7 @@ class Run:
         _among("backend", self.backend, BACKENDS)
         _among("buffers", self.buffers, BUFFERS)
         _among("dtype", self.dtype, tuple(DTYPES))
+        _device(self.device)
         _among("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
         _among("test_from", self.test_from, ("merged", "official"))
         if self.lr < 0:
@@ -189,7 +191,7 @@ class Run:
             method=cast(Method, self.method), module=self.module(), shape=tuple(data.x.shape[1:]), classes=data.classes, loss=data.loss,
             dtype=DTYPES[self.dtype], shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
-            network=self._network_name, options=self.network_options,
+            device=self.device, network=self._network_name, options=self.network_options,
         )  # type: ignore[arg-type]  # fmt: skip
 
     # run files
@@ -246,6 +248,15 @@ class Run:
             if isinstance(value, str) and value.startswith("<given: "):
                 raise UsageError(f"The run was made with {name} as an object ({value}); hand it over as {name}=...")
         return Run(method=method, **table)
+
+
+def _device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise UsageError(f"device must be a device of PyTorch, such as cpu or cuda; found '{name}'.") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device=cuda needs a GPU and a CUDA build of PyTorch, and there is none here; use device=cpu.")
 
 
 def cores() -> int:

@@ -180,15 +180,16 @@ def linear(w: Tree, name: str, x: Tensor) -> Tensor:
 class Task:
     """What a loss sees: the network's functions of (weights, input), and the run's loss."""
 
-    def __init__(self, net: Net, loss: str = "cross_entropy") -> None:
-        self.net = net
+    def __init__(self, net: Net, loss: str = "cross_entropy", device: str = "cpu") -> None:
+        self.net, self.device = net, device
         self.classes = net.classes
         self.kind = loss
         self.live = _whole(net)  # its parameters are the leaves of the weights in training
         self.still = _whole(net).eval()  # reference models
         self.moving = _whole(net)  # mixtures that are trained through; its modes follow the phase
-        if len(net.shape) == 3:
-            for m in (self.live, self.still, self.moving):
+        for m in (self.live, self.still, self.moving):
+            m.to(device)
+            if len(net.shape) == 3:
                 m.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._live = dict(_named(self.live))
         self._networks = [frozenset(net.weights)] + [

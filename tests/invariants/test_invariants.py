@@ -56,8 +56,8 @@ def test_xi_is_the_paper_s():
 def test_pulls_are_the_gradients_of_their_terms():
     checks.the_pull_is_the_gradient_of_its_term(catalogue.find("fedprox"), 0.7, mu=0.7)
     checks.the_pull_is_the_gradient_of_its_term(catalogue.find("ditto"), 0.7, lam=0.7)
-    checks.the_pull_is_the_gradient_of_its_term(AMP, 0.7 / 2.0, 1.0, lam=0.7, alpha=2.0)
-    checks.the_pull_is_the_gradient_of_its_term(AMP, 0.0, 0.0, lam=0.7)
+    checks.the_pull_is_the_gradient_of_its_term(AMP, 0.7 / 2.0, (1.0,), lam=0.7, alpha=2.0)
+    checks.the_pull_is_the_gradient_of_its_term(AMP, 0.0, (0.0,), lam=0.7)
 
 
 def test_mixing_weights_stay_between_0_and_1():

@@ -35,7 +35,7 @@ def run(world: World, tau: float = 0.5, beta: int = 100) -> Result:
             received = combined(server, custom[i], masks[i])
             models[i] = train(world, received, i, t)
             masks[i] = critical(received, models[i], names, tau)
-        overlaps = torch.tensor([[overlap(masks[i], masks[j]) for j in ids] for i in ids]).double()
+        overlaps = torch.tensor([[overlap(masks[i], masks[j]) for j in ids] for i in ids], dtype=torch.float64)
         bar = threshold(overlaps, t, beta)
         for a, i in enumerate(ids):
             partners = [j for b, j in enumerate(ids) if b == a or overlaps[a, b] >= bar - SLACK]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from idiolect.optim import Schedule
 from idiolect.engine.orders import key
 from idiolect.engine.steps import train
 from idiolect.engine.store import Store
+from idiolect.engine.wire import pack, unpack
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Method, Slots, State, Up
 from idiolect.task import Net, Task
@@ -58,6 +60,10 @@ class Shards:
         for t in (*self.x.values(), *self.y.values()):
             t.share_memory_()
         return self
+
+    def to(self, device: str) -> Shards:
+        x = {k: v.to(device) for k, v in self.x.items()}
+        return Shards(x, {k: v.to(device) for k, v in self.y.items()}, self.bounds)
 
     def part(self, split: str, client: int) -> tuple[Tensor, Tensor]:
         a, b = self.bounds[split][client : client + 2]
@@ -119,6 +125,7 @@ class Context:
     schedule: Schedule
     rounds: int
     own_buffers: bool = False  # each client keeps its own normalisation buffers of what it receives
+    device: str = "cpu"
     network: str | None = None  # the name by which `nets.build` made the module
     options: Mapping[str, Any] = field(default_factory=dict)
     trainer: Trainer = field(default=train)
@@ -132,7 +139,7 @@ class Context:
     @cached_property
     def task(self) -> Task:
         _ = self.state  # `init` may add networks
-        return Task(self.net, self.loss)
+        return Task(self.net, self.loss, self.device)
 
     @cached_property
     def state(self) -> State:
@@ -154,13 +161,30 @@ class Context:
         return self.schedule(self.lr, round, self.rounds)
 
     def client(self, job: Job) -> Client:
-        x, y = self.shards.part("train", job.client)
+        x, y = self.resident.part("train", job.client)
         return Client(
             self.task, x, y, self.settings, self.trainer,
             id=job.client, round=job.round, visits=job.visits, lr=self.rate(job.round),
         )  # fmt: skip
 
+    @cached_property
+    def resident(self) -> Shards:
+        """The samples where clients train."""
+        return self.shards if self.device == "cpu" else self.shards.to(self.device)
+
     def do(self, job: Job) -> Reply:
+        """Carry out a job; what goes in and what comes out is on the CPU."""
+        if self.device == "cpu":
+            return self._do(job)
+        with exact_convolutions():
+            reply = self._do(replace(job, down=moved(job.down, self.device), mine=moved(job.mine, self.device)))
+        up = reply.up
+        if up is not None:
+            mean, sum_, rows = moved([up.mean, up.sum, up.rows], "cpu")
+            up = Up(mean, sum_, rows, up.weight)
+        return replace(reply, up=up, mine=moved(reply.mine, "cpu"), weights=moved(reply.weights, "cpu"))
+
+    def _do(self, job: Job) -> Reply:
         try:
             if job.kind == "hello":
                 return Reply(job.client, Up(rows=self.method.hello(self.client(job), job.down, job.mine)), None)
@@ -220,7 +244,7 @@ class Context:
         live = self.task.lay(w, ())
         found = []
         for split in ("validation", "test"):
-            x, y = self.shards.part(split, job.client)
+            x, y = self.resident.part(split, job.client)
             if len(y):
                 found.append(self.score(split, live, x, y))
         return tuple(found)
@@ -235,6 +259,24 @@ class Context:
                 if self.loss != "squared":
                     correct += int((logits.argmax(1) == y[part]).sum())
         return Score(split, correct, len(y), loss)
+
+
+def moved(value: Any, device: str) -> Any:
+    """A nested value on another device. A tensor that stands in several places stays one."""
+    known: dict[int, Tensor] = {}
+
+    def move(t: Tensor) -> Tensor:
+        return known.setdefault(id(t), t.to(device))
+
+    return unpack(pack(value, move), lambda t: t)
+
+
+@contextmanager
+def exact_convolutions() -> Iterator[None]:
+    """On a GPU: float32 as it is, by algorithms that give the same bits again."""
+    flags = torch.backends.cudnn
+    with flags.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
 
 
 def _kinds(state: State) -> list[Slots]:
