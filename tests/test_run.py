@@ -36,7 +36,7 @@ def with_nan():
 
 
 REFUSED = {
-    "unknown method": (lambda: quick("fedavgg"), "Unknown method 'fedavgg'. Did you mean fedavg?"),
+    "unknown method": (lambda: quick("fedavgg"), "Unknown method 'fedavgg'. Did you mean fedavg"),
     "a method of no known kind": (lambda: quick(5), "method must be a method or its name; found 5."),
     "a wrapper in front": (lambda: quick("fedavg+fedper"), "'fedper' wraps nothing and cannot follow a '+'"),
     "a part twice": (lambda: quick("fedavg+finetune+finetune"), "'fedavg+finetune+finetune' holds the same part twice."),
@@ -64,7 +64,7 @@ REFUSED = {
     "no TOML": (lambda: Run.from_toml("rounds = = 3"), "The run file is not TOML"),
     "a run file of given objects": (
         lambda: Run.from_toml(quick().to_toml()),
-        "The run was made with data as an object (<given: arrays>); hand it over as data=...",
+        "The run was made with data as an object (<given: arrays",
     ),
     "ratio 0": (lambda: quick(ratio=0), "ratio must be a ratio in (0, 1] such as 0.1, 'bernoulli:0.1'"),
     "lists of others": (lambda: quick(ratio=[[0, 7]]), "Lists of participants name clients 0 to 3"),
@@ -101,7 +101,7 @@ REFUSED = {
         "The federation given divides 'small', data is 'arrays'; give the same.",
     ),
     "SCAFFOLD with momentum": (lambda: quick("scaffold", momentum=0.9), "SCAFFOLD reads the mean gradient off the distance"),
-    "SCAFFOLD with Adam": (lambda: quick("scaffold", optimizer="adam"), "which holds for plain SGD alone; found Adam."),
+    "SCAFFOLD with Adam": (lambda: quick("scaffold", optimizer="adam"), "which holds for plain SGD alone; found adam."),
     "SCAFFOLD with clipping": (lambda: quick("scaffold", clip=1.0), "which holds for plain SGD alone; found clipping."),
     "SCAFFOLD at rest": (lambda: quick("scaffold", lr=0.0), "SCAFFOLD divides the distance moved by the learning rate"),
     "a bad part of FineTune": (
@@ -322,12 +322,10 @@ def test_a_run_file_runs_again_as_it_is(tmp_path):
 
 
 def test_a_run_of_objects_runs_again_when_they_are_given(tmp_path):
-    network = torch.nn.Sequential()
     made = quick(seed=2)
     again = Run.from_toml(made.to_toml(), data=made.data)
     assert again == made
     assert run(again).clients == run(made).clients
-    del network
 
 
 def test_no_rounds_are_an_evaluation(tmp_path):

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,18 +239,23 @@ def save_models(path: Path, context: Context, progress: Progress, pool: Backend,
     index: dict[str, str] = {}
     slots = {f"{slot}/{k}": v for slot, value in progress.server.items() for k, v in _named(value)}
     if slots:
-        save_file({k: v.contiguous() for k, v in slots.items()}, path / "server.safetensors")
+        save_file(_own(slots), path / "server.safetensors")
     if isinstance(shared, Tree):
-        save_file({k: v.contiguous() for k, v in shared.items()}, path / "shared.safetensors")
+        save_file(_own(shared), path / "shared.safetensors")
     for reply in pool.do(turns(context, progress, "personal", range(clients))):
         assert reply.weights is not None
         if isinstance(shared, Tree) and reply.weights.equals(shared):
             index[str(reply.client)] = "shared.safetensors"
             continue
         name = f"client-{reply.client:05d}.safetensors"
-        save_file({k: v.detach().clone().contiguous() for k, v in reply.weights.items()}, path / name)
+        save_file(_own(reply.weights), path / name)
         index[str(reply.client)] = name
     write(path / "index.json", json.dumps(dict(sorted(index.items(), key=lambda kv: int(kv[0]))), indent=1) + "\n")
+
+
+def _own(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each in memory of its own, as safetensors wants them: two slots may be one tensor."""
+    return dict(Tree(tensors).clone())
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributions import MultivariateNormal
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 from . import fedas, fedavg, fedcac, fedcp, feddbe, feddyn, fedpac, fedper, fedproto, fedrep, gpfl, local, pfedfda
 from .test_self import SIZES, apart, close, ever, generator, multiplied, one_step, permuted, plain, quadratics, same
@@ -56,8 +56,8 @@ METHODS = {
     "gpfl stale": functools.partial(gpfl.run, condition="stale"),
     "fedcp": functools.partial(fedcp.run, lam=0.5),
     "fedcp quiet": functools.partial(fedcp.run, lam=0.5, noise=False),
-    "pfedfda": pfedfda.run,
-    "pfedfda identity": functools.partial(pfedfda.run, jitter="identity", single_beta=True),
+    "pfedfda": functools.partial(pfedfda.run, grid=4),
+    "pfedfda identity": functools.partial(pfedfda.run, grid=4, jitter="identity", single_beta=True),
     "fedas": fedas.run,
     "fedas sample": functools.partial(fedas.run, fisher="sample", align_epochs=2),
     "feddyn": functools.partial(feddyn.run, alpha=0.3),
@@ -178,7 +178,7 @@ def test_fedproto_prototypes_are_means_of_the_pooled_samples():
     assert result.extra["known"].tolist() == [bool((y == c).any()) for c in range(3)]
     for c in y.unique():
         assert torch.allclose(result.extra["prototype"][c], z[y == c].mean(0))
-    assert not close(result.extra, fedproto.run(world, aggregate="plain").extra, 1e-3) or len(set(SIZES)) == 1
+    assert not torch.allclose(result.extra["prototype"], fedproto.run(world, aggregate="plain").extra["prototype"])
 
 
 def test_fedproto_table_by_hand():
@@ -351,9 +351,9 @@ def test_fedcac_without_critical_parameters_is_fedavg(norm):
 
 def test_fedcac_all_critical_and_no_partners_is_local(monkeypatch):
     monkeypatch.setattr(fedcac, "threshold", lambda *_: math.inf)
-    world = toy()
+    world = toy(sampled=8)  # whoever is away first starts from the global model
     u, v = fedcac.run(world, tau=1.0), local.run(world)
-    assert all(close(a, b) for i, (a, b) in enumerate(zip(u.clients, v.clients, strict=True)) if i in ever(world))
+    assert all(close(a, b) for a, b in zip(u.clients, v.clients, strict=True))
 
 
 def test_fedcac_of_equal_clients_is_fedavg():
@@ -570,7 +570,6 @@ def test_gpfl_step_by_autograd():
     w = {name: value.clone().requires_grad_() for name, value in before.items()}
     x, y = (t[[0, 1, 2]] for t in samples(world, 0))
     g, q = gpfl.means(before["gce"], samples(world, 0)[1])
-    f = torch.func.functional_call(fresh(world).body, {n.removeprefix("body."): w[n] for n in part(w, "body.")}, (x,))
     f = torch.func.functional_call(
         fresh(world).body, {n.removeprefix("body."): t for n, t in w.items() if n.startswith("body.")}, (x,)
     )
@@ -776,7 +775,7 @@ def test_pfedfda_forced_to_the_global_statistics_never_moves_them():
     assert torch.allclose(result.extra["covariance"], torch.eye(5).double())
     assert (at_first.extra["mean"] >= 0).all()
     assert (at_first.extra["mean"] < 1).all()
-    free = pfedfda.run(world)
+    free = pfedfda.run(world, grid=4)
     assert len(set(free.extra["beta"])) > 1
     assert not torch.allclose(free.extra["mean"], at_first.extra["mean"], atol=0.05)
 

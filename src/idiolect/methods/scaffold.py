@@ -36,10 +36,11 @@ class Scaffold(Method):
         return {"model": moved, "c": c + up.sum["dc"] / run.num_clients}, rows  # N, not the number sampled
 
     def check(self, run):
-        if run.optimizer != "sgd" or run.momentum or run.clip is not None:
+        unfit = {run.optimizer: run.optimizer != "sgd", "momentum": run.momentum, "clipping": run.clip is not None}
+        if any(unfit.values()):
             raise UsageError(
                 "SCAFFOLD reads the mean gradient off the distance moved, which holds for plain SGD alone; found "
-                "momentum, clipping or Adam. Set momentum=0, no clip, optimizer sgd."
+                f"{' and '.join(k for k, on in unfit.items() if on)}. Set momentum=0, no clip, optimizer sgd."
             )
         if not run.lr:
             raise UsageError("SCAFFOLD divides the distance moved by the learning rate; found lr=0.")
