@@ -28,7 +28,7 @@ import torch
 
 from idiolect.engine.wire import tensors
 from idiolect.experiment import cores
-from idiolect.method import Facts, Rows, Tree, Up, stack
+from idiolect.method import Facts, Rows, Up, stack
 from idiolect.methods.fedsimsup import FedSimSup
 from idiolect.nets import build
 from idiolect.task import Net
@@ -50,7 +50,9 @@ class Server:
         self.state, self.theta = state.server, net.weights
         draw = np.random.default_rng(0)
         sizes, labels = draw.integers(50, 501, clients), draw.dirichlet([0.1] * CLASSES, clients)
-        self.rows = Rows(state.rows, {i: {**state.rows, **_hello(n, p)} for i, (n, p) in enumerate(zip(sizes, labels, strict=True))})
+        self.rows = Rows(
+            state.rows, {i: {**state.rows, **_hello(n, p)} for i, (n, p) in enumerate(zip(sizes, labels, strict=True))}
+        )
         self.sizes = sizes
 
     def round(self, r: int) -> float:
@@ -121,7 +123,12 @@ def main() -> None:
     parser.add_argument("--mixing", choices=["lazy", "eager"], help="one of the two")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    machine = {"cores": cores(), "machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
+    machine = {
+        "cores": cores(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
     weights = sum(p.numel() for p in build("lenet5", SHAPE, CLASSES).parameters())
     print(f"theta: {weights} weights; {PARTICIPANTS} participants; one thread; torch {torch.__version__}")
     found = []
@@ -130,7 +137,9 @@ def main() -> None:
             if options.mixing not in (None, mixing):
                 continue
             if mixing == "eager" and (need := 4 * weights * clients) > LIMIT:
-                print(f"eager  N {clients:6d}: not run: {need / 2**30:.1f} GiB of thetas, the limit is {LIMIT / 2**30:.0f} GiB")
+                print(
+                    f"eager  N {clients:6d}: not run: {need / 2**30:.1f} GiB of thetas, the limit is {LIMIT / 2**30:.0f} GiB"
+                )
                 continue
             found.append(measure(mixing, clients, options.rounds, options.measured))
             f = found[-1]
@@ -140,7 +149,9 @@ def main() -> None:
                 f"in the log  {f['mebibytes']:7.0f} MiB", flush=True,
             )  # fmt: skip
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "load": os.getloadavg(), "results": found}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"machine": machine, "load": os.getloadavg(), "results": found}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

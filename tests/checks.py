@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import agree, experiment, federation, moved, world
 
+from harness import agree, experiment, federation, moved, world
 from idiolect import Result, Run, catalogue, run
 from idiolect.data import Dataset, Federation, federate
 from idiolect.data.federated import split_hash
@@ -290,7 +290,7 @@ def fedala_learns_a_mixture(kind: type[Method]) -> None:
     one = found(kind(first_epochs=3))
     apart(one, known("fedavg"))
     mixes = [one.private(i)["mix"] for i in range(CLIENTS)]
-    assert all(0 <= float(v.min()) and float(v.max()) <= 1 for mix in mixes for v in mix.values())
+    assert all(float(v.min()) >= 0 and float(v.max()) <= 1 for mix in mixes for v in mix.values())
     assert sum(moved(mix, mix.ones()) > 1e-2 for mix in mixes) > 3
     assert any(0 < float(v.min()) < 1 for mix in mixes for v in mix.values())
 
@@ -324,7 +324,12 @@ def fedamp_pulls_to_its_cloud_model(kind: type[Method], **hyper: Any) -> None:
 
 def models(count: int, spread: float = 1.0) -> Tree:
     draw = torch.Generator().manual_seed(3)
-    return Tree({"a": spread * torch.randn(count, 4, 2, generator=draw).double(), "b": torch.randn(count, 3, generator=draw).double()})
+    return Tree(
+        {
+            "a": spread * torch.randn(count, 4, 2, generator=draw).double(),
+            "b": torch.randn(count, 3, generator=draw).double(),
+        }
+    )
 
 
 def rows_of_xi_sum_to_1(kind: type[Method], **hyper: Any) -> None:
@@ -377,7 +382,9 @@ def equal_models_are_their_own_cloud(kind: type[Method], **hyper: Any) -> None:
     assert all(moved(s.rows[0]["cloud"], s.rows[0]["model"]) < 1e-12 for s in states)
 
 
-def the_pull_is_the_gradient_of_its_term(kind: type[Method], coefficient: float, given: tuple = (), **hyper: Any) -> None:
+def the_pull_is_the_gradient_of_its_term(
+    kind: type[Method], coefficient: float, given: tuple = (), **hyper: Any
+) -> None:
     """coefficient / 2 |w - u|^2, by autograd."""
     w, u, g = (Tree({k: v[i] for k, v in models(3).items()}) for i in range(3))
     leaf = w.map(lambda v: v.clone().requires_grad_())
@@ -444,7 +451,10 @@ def _joined(fed: Federation, others: Federation, keep: int) -> Federation:
         "mlp",
     )
     parts = [
-        tuple((getattr(fed, split)[i] + at) if i == keep else getattr(others, split)[i] for split in ("train", "validation", "test"))
+        tuple(
+            (getattr(fed, split)[i] + at) if i == keep else getattr(others, split)[i]
+            for split in ("train", "validation", "test")
+        )
         for i in range(fed.clients)
     ]
     return Federation(data, *zip(*parts, strict=True), split_hash(parts), "joined")

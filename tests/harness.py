@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
-from reference.world import Result as Reference
-from reference.world import World
 
 from idiolect import Result, Run, run
 from idiolect.data import Dataset, Federation
@@ -15,6 +14,8 @@ from idiolect.data.federated import split_hash
 from idiolect.engine import orders
 from idiolect.nets import build
 from idiolect.tree import Tree
+from reference.world import Result as Reference
+from reference.world import World
 
 SIZES = (17, 9, 5, 3, 12, 7, 4, 11)  # unequal, several smaller than a batch; 5, 9, 17 leave a last batch of one
 CLASSES = 3
@@ -36,7 +37,9 @@ def federation(sizes: tuple[int, ...] = SIZES, images: bool = False, seed: int =
         train.append(np.arange(at, at + n))
         test.append(np.arange(at + n, at + n + 4))
         at += n + 4
-    data = Dataset("small", torch.tensor(np.concatenate(x), dtype=torch.float32), torch.tensor(np.concatenate(y)), CLASSES, "mlp")
+    data = Dataset(
+        "small", torch.tensor(np.concatenate(x), dtype=torch.float32), torch.tensor(np.concatenate(y)), CLASSES, "mlp"
+    )
     parts = [(a, np.array([], dtype=np.int64), b) for a, b in zip(train, test, strict=True)]
     own, validation, tests = zip(*parts, strict=True)
     return Federation(data, own, validation, tests, split_hash(parts), "small")
@@ -49,10 +52,10 @@ def experiment(method: Any, **fields: Any) -> Run:
     fields.setdefault("network", "convnet3" if images else "mlp")
     if fields["network"] == "mlp":
         fields.setdefault("network_options", {"hidden": (5,)})
-    base: dict[str, Any] = dict(
-        data=fed.dataset, split=fed, clients=fed.clients, rounds=4, ratio=0.65, epochs=2, batch_size=4, lr=0.1,
-        momentum=0.5, weight_decay=0.01, schedule="exponential", decay=0.9, dtype="float64", backend="serial", seed=3,
-    )  # fmt: skip
+    base: dict[str, Any] = {
+        "data": fed.dataset, "split": fed, "clients": fed.clients, "rounds": 4, "ratio": 0.65, "epochs": 2, "batch_size": 4, "lr": 0.1,
+        "momentum": 0.5, "weight_decay": 0.01, "schedule": "exponential", "decay": 0.9, "dtype": "float64", "backend": "serial", "seed": 3,
+    }  # fmt: skip
     return Run(method=method, **{**base, **fields})
 
 
@@ -60,18 +63,29 @@ def world(experiment: Run, supervisor: Any = None) -> World:
     """The same experiment as the references see it."""
     context = experiment.context()
 
-    def batches(i: int, r: int, order: int, epoch: int, share: float = 1.0) -> list[torch.Tensor]:
-        n = context.shards.size("train", i)
+    def batches(
+        i: int, r: int, order: int, epoch: int, share: float = 1.0, count: int | None = None
+    ) -> list[torch.Tensor]:
+        n = context.shards.size("train", i) if count is None else count
         return orders.batches(n, experiment.batch_size, experiment.seed, r, i, order, epoch, share)
 
     def linear(name: str, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
         layer = context.net.linear(name, inputs, outputs)
         return layer[f"{name}.weight"], layer[f"{name}.bias"]
 
+    def split(i: int, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        n = context.shards.size("train", i)
+        order = torch.from_numpy(orders.draw(experiment.seed, "split", i).permutation(n))
+        first = min(max(math.ceil(share * n - 1e-9), 1), max(n - 1, 1))  # at least one each, where there are two
+        return order[:first].sort().values, order[first:].sort().values
+
+    def draw(purpose: str, r: int, i: int) -> np.random.Generator:
+        return orders.draw(experiment.seed, purpose, r, i)
+
     return World(
         clients=experiment.clients, rounds=experiment.rounds, classes=context.classes, participants=experiment.participants,
         data=lambda i: context.shards.part("train", i), batches=batches, module=lambda: experiment.module(), lr=context.rate,
-        epochs=experiment.epochs, momentum=experiment.momentum, weight_decay=experiment.weight_decay, linear=linear,
+        epochs=experiment.epochs, momentum=experiment.momentum, weight_decay=experiment.weight_decay, linear=linear, split=split, draw=draw,
         loss=lambda out, y: 0.5 * (out - y).square().sum(1).mean() if context.loss == "squared" else torch.nn.functional.cross_entropy(out, y),
     )  # fmt: skip
 
@@ -81,12 +95,16 @@ def agree(found: Result, reference: Reference, tolerance: float = 1e-10) -> None
     shared = found.server.get("model", Tree())
     assert set(shared) == set(reference.server)
     for name, value in reference.server.items():
-        torch.testing.assert_close(shared[name], value, rtol=0, atol=tolerance, msg=lambda m, name=name: f"shared {name}: {m}")
+        torch.testing.assert_close(
+            shared[name], value, rtol=0, atol=tolerance, msg=lambda m, name=name: f"shared {name}: {m}"
+        )
     for i, expected in enumerate(reference.clients):
         own = found.personal(i)
         assert set(own) == set(expected), f"client {i}: {sorted(set(own) ^ set(expected))}"
         for name, value in expected.items():
-            torch.testing.assert_close(own[name], value, rtol=0, atol=tolerance, msg=lambda m, i=i, name=name: f"client {i} {name}: {m}")
+            torch.testing.assert_close(
+                own[name], value, rtol=0, atol=tolerance, msg=lambda m, i=i, name=name: f"client {i} {name}: {m}"
+            )
 
 
 def moved(a: Tree, b: Tree) -> float:

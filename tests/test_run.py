@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from harness import CLASSES, experiment, federation
 from safetensors.torch import load_file
 
+from harness import CLASSES, experiment, federation
 from idiolect import Run, run
 from idiolect.data import from_arrays, load
 from idiolect.errors import UsageError
@@ -22,7 +22,14 @@ SAMPLES = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
 
 def quick(method="fedavg", **fields):
     """A run on given arrays, in this process."""
-    base = {"data": from_arrays(SAMPLES, LABELS), "split": "iid", "clients": 4, "rounds": 2, "backend": "serial", "lr": 0.1}
+    base = {
+        "data": from_arrays(SAMPLES, LABELS),
+        "split": "iid",
+        "clients": 4,
+        "rounds": 2,
+        "backend": "serial",
+        "lr": 0.1,
+    }
     return Run(method=method, **(base | fields))
 
 
@@ -347,7 +354,10 @@ def test_a_run_that_nobody_joins_ends_as_it_began(tmp_path):
 
 def test_squared_losses_have_no_accuracy_to_speak_of_and_can_be_saved(tmp_path):
     data = load("quadratics")
-    result = run(Run(method="fedavg", data=data, split="given", clients=2, rounds=1, test=0.0, backend="serial"), out=tmp_path / "q")
+    result = run(
+        Run(method="fedavg", data=data, split="given", clients=2, rounds=1, test=0.0, backend="serial"),
+        out=tmp_path / "q",
+    )
     assert json.loads((tmp_path / "q" / "summary.json").read_text())["accuracy"]["received"]["plain"]["last"] is None
     assert len(result.clients) == 0
 
@@ -393,4 +403,4 @@ def test_the_split_is_of_the_seed_and_of_no_method():
     hashes = {quick(m).federation.split_hash for m in ("fedavg", "fedper", "scaffold")}
     assert len(hashes) == 1
     assert quick(seed=1).federation.split_hash not in hashes
-    assert CLASSES == quick().dataset.classes
+    assert quick().dataset.classes == CLASSES

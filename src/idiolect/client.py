@@ -168,7 +168,9 @@ class Client:
     def split(self, share: float) -> tuple[Client, Client]:
         """Two disjoint parts of this client's training set, the same in every round: ceil(share * n) samples, and the
         rest (at least one each where there are two)."""
-        order = torch.from_numpy(orders.draw(self._settings.seed, "split", self.id).permutation(self.n)).to(self._y.device)
+        order = torch.from_numpy(orders.draw(self._settings.seed, "split", self.id).permutation(self.n)).to(
+            self._y.device
+        )
         first = min(max(math.ceil(share * self.n - 1e-9), 1), max(self.n - 1, 1))
         return self._part(order[:first].sort().values), self._part(order[first:].sort().values)
 
@@ -194,7 +196,9 @@ class Client:
 
     def steps(self, epochs: int | None = None) -> int:
         """The optimiser steps that so many epochs take."""
-        return (self._settings.epochs if epochs is None else epochs) * len(orders.cuts(self.n, self._settings.batch_size))
+        return (self._settings.epochs if epochs is None else epochs) * len(
+            orders.cuts(self.n, self._settings.batch_size)
+        )
 
     @property
     def epochs(self) -> int:

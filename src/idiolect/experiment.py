@@ -181,7 +181,12 @@ class Run:
         if self.buffers == "drop":
             for m in module.modules():
                 if isinstance(m, NORMS):  # batch statistics, in evaluation as well
-                    m.track_running_stats, m.running_mean, m.running_var, m.num_batches_tracked = False, None, None, None
+                    m.track_running_stats, m.running_mean, m.running_var, m.num_batches_tracked = (
+                        False,
+                        None,
+                        None,
+                        None,
+                    )
         return module
 
     def context(self) -> Context:

@@ -205,11 +205,14 @@ def summarise(experiment: Run, context: Context, record: Record, total: float) -
         "seed": experiment.seed,
         "accuracy": {
             moment: {
-                average: _over_rounds([r[f"{moment}_{average}"] for r in rounds], max) for average in ("plain", "weighted")
+                average: _over_rounds([r[f"{moment}_{average}"] for r in rounds], max)
+                for average in ("plain", "weighted")
             }
             for moment in ("received", "trained")
         },
-        "loss": {moment: _over_rounds([r[f"{moment}_loss"] for r in rounds], min) for moment in ("received", "trained")},
+        "loss": {
+            moment: _over_rounds([r[f"{moment}_loss"] for r in rounds], min) for moment in ("received", "trained")
+        },
         "bytes": {"down": sum(r["bytes_down"] for r in rounds), "up": sum(r["bytes_up"] for r in rounds)},
         "gradient_passes": fmean(r["gradient_passes"] for r in trained) if trained else 0.0,
         "seconds": {
@@ -283,5 +286,3 @@ def write(path: Path, content: str | bytes) -> None:
     beside = path.with_name(path.name + ".part")
     beside.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(beside, path)
-
-

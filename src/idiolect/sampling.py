@@ -42,7 +42,9 @@ def sampler(ratio: float | str | Sequence[Sequence[int]], clients: int) -> Sampl
             raise UsageError(f"ratio must be {FORMS}; found {ratio}.") from None
         wrong = [i for ids in lists for i in ids if not 0 <= i < clients]
         if not lists or wrong or any(len(set(ids)) < len(ids) or not ids for ids in lists):
-            raise UsageError(f"Lists of participants name clients 0 to {clients - 1}, each once a round, none empty; found {ratio}.")
+            raise UsageError(
+                f"Lists of participants name clients 0 to {clients - 1}, each once a round, none empty; found {ratio}."
+            )
         return Sampler("given", lists=lists)
     text = str(ratio).strip()
     kind = "fixed"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -113,9 +112,7 @@ class Net:
     @cached_property
     def blocks(self) -> tuple[Tree, ...]:
         names = [f"body.{k}." for k, m in self._body.named_children() if any(True for _ in m.parameters())]
-        return tuple(
-            Tree({k: v for k, v in self.weights.items() if k.startswith(prefix)}) for prefix in names
-        )
+        return tuple(Tree({k: v for k, v in self.weights.items() if k.startswith(prefix)}) for prefix in names)
 
     def add(self, part: str, network: str | None = None, share: float | None = None) -> Tree:
         """A further network beside this one, its weights named below `part.`; losses ask for it by

@@ -89,7 +89,9 @@ class Tree(Mapping[str, Tensor]):
             return Tree({k: self._tensors[k] for k in names})
         except KeyError:
             lacking = [k for k in names if k not in self._tensors]
-            raise KeyError(f"pick: no entry {', '.join(lacking)}; the Tree has {', '.join(self) or 'nothing'}") from None
+            raise KeyError(
+                f"pick: no entry {', '.join(lacking)}; the Tree has {', '.join(self) or 'nothing'}"
+            ) from None
 
     def drop(self, names: Iterable[str]) -> Tree:
         """All entries but these."""

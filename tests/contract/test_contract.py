@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from inspect import isfunction
 
 import pytest
 import torch
-from harness import SIZES, experiment, federation, run
 from torch import Tensor
 
+from harness import SIZES, experiment, federation, run
 from idiolect import Run, catalogue
 from idiolect.data import Federation
 from idiolect.data.federated import split_hash
@@ -109,7 +110,14 @@ def test_workers_give_the_bits_of_serial_however_many_they_are(name):
 
 @every_method
 def test_workers_give_the_bits_of_serial_for_a_convolutional_network_with_batchnorm(name):
-    fields = {"images": True, "network": "convnet3", "network_options": {}, "rounds": 2, "epochs": 1, "dtype": "float32"}
+    fields = {
+        "images": True,
+        "network": "convnet3",
+        "network_options": {},
+        "rounds": 2,
+        "epochs": 1,
+        "dtype": "float32",
+    }
     serial, found = run(prepared(name, **fields)), run(prepared(name, backend="workers", workers=2, **fields))
     assert same(table(serial.progress), table(found.progress))
     assert measured(serial) == measured(found)
@@ -130,7 +138,9 @@ def test_stacked_clients_give_the_numbers_of_serial(name, dtype, tolerance):
 # purity
 
 FUNCTIONS = [
-    n for n, f in vars(Method).items() if isfunction(f) and not n.startswith("_") and n not in ("init", "check", "fields")
+    n
+    for n, f in vars(Method).items()
+    if isfunction(f) and not n.startswith("_") and n not in ("init", "check", "fields")
 ]
 
 
@@ -227,11 +237,8 @@ def advanced(run_: Run, progress: Progress | None = None, until: int = 1 << 30) 
         if report.round == until:
             raise Stop
 
-    with one_thread():
-        try:
-            loop(run_, context, Serial(context), progress, watch)
-        except Stop:
-            pass
+    with one_thread(), contextlib.suppress(Stop):
+        loop(run_, context, Serial(context), progress, watch)
     return progress
 
 
@@ -302,7 +309,13 @@ def test_bytes_are_those_of_what_is_sent(name):
     context = run_.context()
     backend, reports = Counted(context), []
     with one_thread():
-        loop(run_, context, backend, Progress(context.state.server, Rows(context.state.rows), context.store(CLIENTS)), reports.append)
+        loop(
+            run_,
+            context,
+            backend,
+            Progress(context.state.server, Rows(context.state.rows), context.store(CLIENTS)),
+            reports.append,
+        )
     assert sum(r.bytes_down for r in reports) == backend.down
     assert sum(r.bytes_up for r in reports) == backend.up
 
@@ -326,7 +339,9 @@ def test_permuting_clients_permutes_results(name):
     two = run(prepared(chosen, federation=permuted(fed, order), **fields))
     for here, there in enumerate(order):
         assert close(dict(two.personal(here)), dict(one.personal(there)), 1e-9)
-    whole = {k for k, v in one.context.state.server.items() if not isinstance(v, Tree) or v}  # open slots may list clients
+    whole = {
+        k for k, v in one.context.state.server.items() if not isinstance(v, Tree) or v
+    }  # open slots may list clients
     a, b = ({k: v for k, v in r.server.items() if k in whole} for r in (one, two))
     assert close(entries("server", a), entries("server", b), 1e-9)
 
@@ -334,7 +349,10 @@ def test_permuting_clients_permutes_results(name):
 def without(fed: Federation, absent: int) -> Federation:
     """No client has any sample of a class, though the network has an output for it."""
     labels = fed.dataset.y.numpy()
-    parts = [[rows[labels[rows] != absent] for rows in (fed.train[i], fed.validation[i], fed.test[i])] for i in range(fed.clients)]
+    parts = [
+        [rows[labels[rows] != absent] for rows in (fed.train[i], fed.validation[i], fed.test[i])]
+        for i in range(fed.clients)
+    ]
     parts = [p for p in parts if len(p[0])]
     return Federation(fed.dataset, *zip(*parts, strict=True), split_hash([tuple(p) for p in parts]), "without a class")
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-import checks
 import pytest
 
+import checks
 from idiolect import catalogue
 from idiolect.errors import ContractError
 from idiolect.method import Method
@@ -196,7 +196,9 @@ def first_of(check: Check) -> int:
 
 
 @pytest.mark.parametrize(
-    "number", range(len(MUTANTS)), ids=[f"{name}: {old!r} to {new!r}: {called(check)}" for name, old, new, check in MUTANTS]
+    "number",
+    range(len(MUTANTS)),
+    ids=[f"{name}: {old!r} to {new!r}: {called(check)}" for name, old, new, check in MUTANTS],
 )
 def test_a_mutant_is_killed(number):
     name, old, new, check = MUTANTS[number]

@@ -18,7 +18,15 @@ ROOT = Path(idiolect.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py"))
 METHODS = [p for p in FILES if p.parent.name in ("methods", "wrap") and p.name != "__init__.py"]
 CONTRACT = ("idiolect.method.", "idiolect.tree.")
-LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER)
+LAYOUT = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+)
 
 
 def named(path: Path) -> str:
@@ -84,7 +92,9 @@ def test_methods_import_only_the_contract_torch_and_the_standard_library(path):
 def test_the_engine_imports_no_method():
     for path in FILES:
         if path.parent.name == "engine":
-            wrong = [n for n in imports(path) if n.startswith(("idiolect.methods", "idiolect.wrap", "idiolect.catalogue"))]
+            wrong = [
+                n for n in imports(path) if n.startswith(("idiolect.methods", "idiolect.wrap", "idiolect.catalogue"))
+            ]
             assert not wrong, named(path)
 
 
@@ -97,7 +107,9 @@ def test_nothing_imports_the_command_line():
 def test_the_contract_imports_no_method_and_no_backend():
     for name in ("tree.py", "method.py", "client.py", "task.py", "optim.py"):
         path = ROOT / name
-        wrong = [n for n in imports(path) if re.match(r"idiolect\.(methods|wrap|catalogue|experiment|running|data)\b", n)]
+        wrong = [
+            n for n in imports(path) if re.match(r"idiolect\.(methods|wrap|catalogue|experiment|running|data)\b", n)
+        ]
         assert not wrong, name
 
 

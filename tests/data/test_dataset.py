@@ -145,6 +145,4 @@ def test_squared_loss_takes_finite_float_targets_of_its_outputs():
 
 
 def test_the_repr_is_short():
-    assert repr(from_arrays(X, Y)) == (
-        "Dataset('arrays', x=[4, 3], classes=3, network='mlp', loss='cross_entropy')"
-    )
+    assert repr(from_arrays(X, Y)) == ("Dataset('arrays', x=[4, 3], classes=3, network='mlp', loss='cross_entropy')")

@@ -78,9 +78,7 @@ def test_a_single_row_is_trained_with():
 
 
 def test_ties_between_classes_are_decided_by_lot():
-    labels = np.tile(
-        np.arange(8), 40
-    )  # each group has each class once; a quarter of eight rows is two classes
+    labels = np.tile(np.arange(8), 40)  # each group has each class once; a quarter of eight rows is two classes
     federation = federate(data_with(labels, group=np.arange(320) // 8), "given", 40, 0)
     tested = np.bincount(labels[np.concatenate(federation.test)], minlength=8)
     assert tested.sum() == 80
@@ -147,10 +145,7 @@ def test_the_table_counts_rows_classes_and_entropy():
 def test_the_recipe_says_it_all():
     data = official_data([30, 30], [10, 10], 2)
     recipe = federate(data, "dirichlet:0.5,minimum=3", 4, 7, validation=0.1).recipe
-    assert (
-        recipe
-        == "d, dirichlet:0.5,minimum=3, 4 clients, seed 7, test 0.25 of each client's rows, validation 0.1"
-    )
+    assert recipe == "d, dirichlet:0.5,minimum=3, 4 clients, seed 7, test 0.25 of each client's rows, validation 0.1"
     federation = federate(data, "iid", 4, 7, test_from="official")
     assert federation.recipe == "d, iid, 4 clients, seed 7, official test rows dealt"
     assert repr(federation).startswith("Federation('d, iid, 4 clients")
@@ -163,9 +158,7 @@ def test_the_recipe_says_it_all():
 @given(st.integers(1, 12), st.integers(0, 2**32), st.floats(0.05, 10))
 def test_official_test_rows_are_dealt_by_the_clients_own_proportions(clients, seed, alpha):
     data = official_data([120, 90, 60, 30], [40, 30, 20, 10], 4)
-    federation = federate(
-        data, f"dirichlet:{alpha},minimum=5", clients, seed, test_from="official", validation=0.1
-    )
+    federation = federate(data, f"dirichlet:{alpha},minimum=5", clients, seed, test_from="official", validation=0.1)
     kept = np.sort(np.concatenate([*federation.train, *federation.validation]))
     assert np.array_equal(kept, np.arange(300))
     assert np.array_equal(np.sort(np.concatenate(federation.test)), np.arange(300, 400))  # each once
@@ -235,9 +228,7 @@ def test_more_clients_than_samples_are_refused():
         federate(official_data([10, 10], [20, 20], 2), "iid", 21, 0, test_from="official")
 
 
-@pytest.mark.parametrize(
-    "shares", [(1.0, 0.0), (-0.1, 0.0), (0.5, 0.5), (0.0, 1.0), (0.2, -0.1), (float("nan"), 0.0)]
-)
+@pytest.mark.parametrize("shares", [(1.0, 0.0), (-0.1, 0.0), (0.5, 0.5), (0.0, 1.0), (0.2, -0.1), (float("nan"), 0.0)])
 def test_shares_that_leave_nothing_for_training_are_refused(shares):
     with pytest.raises(UsageError, match="their sum must be less than 1"):
         federate(data_with(LABELS), "iid", 2, 0, *shares)
@@ -265,7 +256,5 @@ def test_a_split_of_ones_own_is_taken_and_checked():
     federation = federate(from_arrays(np.zeros((9, 1)), np.arange(9) % 2), Odd(), 3, 0, test=0.0)
     assert [rows.tolist() for rows in federation.train] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
     assert federation.recipe.startswith("arrays, odd, 3 clients")
-    with pytest.raises(
-        UsageError, match=r"split 'broken' to give 3 clients .* found 3 clients with 6 rows, 4 of them"
-    ):
+    with pytest.raises(UsageError, match=r"split 'broken' to give 3 clients .* found 3 clients with 6 rows, 4 of them"):
         federate(data_with(LABELS), Broken(), 3, 0)

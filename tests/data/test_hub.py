@@ -66,9 +66,7 @@ def test_pixels_labels_groups_and_test_rows_arrive_in_order(grey):
 def test_pixels_are_normalised_by_the_training_images_alone(grey):
     data = load(grey)
     train = GREY[:4] / 255
-    assert torch.allclose(
-        data.x, torch.tensor((GREY[:, None] / 255 - train.mean()) / train.std()).float(), atol=1e-5
-    )
+    assert torch.allclose(data.x, torch.tensor((GREY[:, None] / 255 - train.mean()) / train.std()).float(), atol=1e-5)
     given = load(grey, mean=[0.5])  # the other one is measured
     assert torch.allclose(given.x, torch.tensor((GREY[:, None] / 255 - 0.5) / train.std()).float(), atol=1e-5)
 
@@ -88,10 +86,7 @@ def test_jpeg_palettes_and_transparency_become_colour(tmp_path):
     palette, clear = io.BytesIO(), io.BytesIO()
     Image.fromarray(flat).quantize(4).save(palette, "PNG")
     Image.fromarray(flat).convert("RGBA").save(clear, "PNG")
-    cells = [
-        {"bytes": image, "path": None}
-        for image in (encoded(flat, "JPEG"), palette.getvalue(), clear.getvalue())
-    ]
+    cells = [{"bytes": image, "path": None} for image in (encoded(flat, "JPEG"), palette.getvalue(), clear.getvalue())]
     write(tmp_path / "train-0.parquet", None, [0, 1, 2], images=cells)
     data = load(tmp_path, mean=[0] * 3, std=[1 / 255] * 3)
     assert data.x.shape == (3, 3, 4, 5)
@@ -123,9 +118,7 @@ def test_without_metadata_classes_are_counted_and_must_be_complete(tmp_path):
 
 
 def test_text_groups_are_taken_and_missing_ones_refused(tmp_path):
-    write(
-        tmp_path / "train-0.parquet", GREY, [0, 1, 2, 0, 1, 2], who=list("aabbcc"), gap=[1, None, 1, 1, 1, 1]
-    )
+    write(tmp_path / "train-0.parquet", GREY, [0, 1, 2, 0, 1, 2], who=list("aabbcc"), gap=[1, None, 1, 1, 1, 1])
     data = load(tmp_path, group="who")
     assert [rows.tolist() for rows in federate(data, "given", 3, 0, test=0.0).train] == [
         [0, 1],

@@ -164,9 +164,7 @@ def test_a_minimum_that_is_none_is_refused(split, minimum):
 def test_pathological_clients_hold_exactly_their_classes(classes, clients, seed, data):
     held = data.draw(st.integers(-(-classes // clients), classes))
     most = -(-clients * held // classes)
-    labels = np.repeat(
-        np.arange(classes) * 3, data.draw(st.integers(most, most + 5))
-    )  # labels need not be 0..C-1
+    labels = np.repeat(np.arange(classes) * 3, data.draw(st.integers(most, most + 5)))  # labels need not be 0..C-1
     parts = Pathological(held)(labels, clients, seed)
     check_rows(parts, len(labels), clients)
     counts = histogram(labels, parts)[:, ::3]
@@ -185,9 +183,7 @@ def test_pathological_meetings_of_classes_are_random():
 
 
 def test_pathological_refuses_what_cannot_be_and_names_the_nearest():
-    with pytest.raises(
-        UsageError, match=r"found 3 \* 2; the nearest that can be had is classes=4, or 5 clients"
-    ):
+    with pytest.raises(UsageError, match=r"found 3 \* 2; the nearest that can be had is classes=4, or 5 clients"):
         Pathological(2)(LABELS, 3, 0)
     with pytest.raises(UsageError, match="nearest that can be had is classes=10"):
         Pathological(11)(LABELS, 20, 0)
@@ -251,9 +247,7 @@ def test_given_groups_come_in_the_order_of_their_names():
 
 
 def test_given_refuses_a_number_of_clients_that_is_not_the_number_of_groups():
-    with pytest.raises(
-        UsageError, match="found 4 groups for 3 clients; ask for 4 clients, or 'given:largest'"
-    ):
+    with pytest.raises(UsageError, match="found 4 groups for 3 clients; ask for 4 clients, or 'given:largest'"):
         Given()(GROUPS, 3, 0)
     for surplus in ("refuse", "largest", "merge"):
         with pytest.raises(UsageError, match="found 4 groups for 5 clients; ask for 4 clients"):

@@ -40,9 +40,7 @@ def test_a_path_that_is_not_there_is_refused(tmp_path):
 def test_unknown_options_are_refused():
     with pytest.raises(UsageError, match="'digits' has no options, found 'size'"):
         load("digits", size=3)
-    with pytest.raises(
-        UsageError, match=r"Unknown option of data set 'synthetic' 'client'. Did you mean clients"
-    ):
+    with pytest.raises(UsageError, match=r"Unknown option of data set 'synthetic' 'client'. Did you mean clients"):
         load("synthetic", client=3)
 
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from harness import SIZES, experiment, federation, moved, run
 from torch import nn
 
+from harness import SIZES, experiment, federation, moved, run
 from idiolect.engine.loop import Progress, loop
 from idiolect.engine.serial import Serial
 from idiolect.errors import UsageError
@@ -20,7 +20,9 @@ FEDERATION = federation(SIZES, images=True)
 def small():
     """A convolutional network with BatchNorm that trains in no time."""
     torch.manual_seed(0)
-    body = nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    body = nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
     return Network(body, nn.Linear(3, 3))
 
 
@@ -138,7 +140,9 @@ def test_dropped_statistics_are_nowhere_and_batches_have_their_own():
         logits = task.logits(live, x)
         pixels = nn.functional.conv2d(x, w["body.0.weight"], w["body.0.bias"], stride=2)
         mean, var = pixels.mean((0, 2, 3), keepdim=True), pixels.var((0, 2, 3), unbiased=False, keepdim=True)
-        normal = (pixels - mean) / (var + 1e-5).sqrt() * w["body.1.weight"][:, None, None] + w["body.1.bias"][:, None, None]
+        normal = (pixels - mean) / (var + 1e-5).sqrt() * w["body.1.weight"][:, None, None] + w["body.1.bias"][
+            :, None, None
+        ]
         expected = normal.relu().mean((2, 3)) @ w["head.weight"].T + w["head.bias"]
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
 
@@ -158,7 +162,9 @@ def test_a_network_given_as_an_object_follows_the_policy_and_stays_as_it_was():
 def test_statistics_that_need_the_counter_are_refused():
     network = small()
     network.body[1].momentum = None
-    with pytest.raises(UsageError, match="BatchNorm with momentum=None averages by its counter; give it a fixed momentum."):
+    with pytest.raises(
+        UsageError, match="BatchNorm with momentum=None averages by its counter; give it a fixed momentum."
+    ):
         run(prepared(network=network))
 
 
@@ -168,4 +174,3 @@ def test_weights_are_shared_under_every_policy():
     # in the first round everyone trains on batch statistics, whatever becomes of the running ones
     assert moved(shared["average"].pick(names), shared["local"].pick(names)) == 0
     assert moved(shared["average"].pick(names), shared["drop"]) < 1e-12
-

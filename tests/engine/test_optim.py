@@ -136,7 +136,10 @@ def test_a_schedule_of_no_rounds_has_a_rate():
         (lambda: optim.SGD(weight_decay=-1), "weight_decay must be a number >= 0; found -1."),
         (lambda: optim.SGD(nesterov=True), "nesterov must be off, or a momentum above 0; found True."),
         (lambda: optim.Adam(beta2=1.0), "beta2 must be a number in [0, 1); found 1.0."),
-        (lambda: optim.Schedule("linear"), "schedule must be one of constant, exponential, step, cosine; found linear."),
+        (
+            lambda: optim.Schedule("linear"),
+            "schedule must be one of constant, exponential, step, cosine; found linear.",
+        ),
         (lambda: optim.Schedule(decay=0.0), "decay must be a number in (0, 1]; found 0.0."),
     ],
 )

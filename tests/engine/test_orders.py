@@ -52,7 +52,7 @@ def test_a_share_is_one_subset_for_all_epochs_of_a_phase():
 
 
 def test_every_part_of_a_key_counts():
-    base = dict(n=50, seed=1, round=2, client=3, order=4, epoch=5)
+    base = {"n": 50, "seed": 1, "round": 2, "client": 3, "order": 4, "epoch": 5}
     first = orders.epoch_order(**base)
     assert torch.equal(first, orders.epoch_order(**base))
     for name in ("seed", "round", "client", "order", "epoch"):

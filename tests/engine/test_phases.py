@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from harness import experiment, federation, moved
 from torch import nn
 
+from harness import experiment, federation, moved
 from idiolect.engine import orders
 from idiolect.engine.work import Job
 from idiolect.nets import Network

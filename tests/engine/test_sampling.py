@@ -1,8 +1,8 @@
 """Who takes part: a function of (seed, round), the same for every method."""
 
 import pytest
-from harness import experiment, federation
 
+from harness import experiment, federation
 from idiolect import Run, catalogue
 from idiolect.engine import orders
 from idiolect.errors import UsageError
@@ -76,7 +76,25 @@ def test_every_method_sees_the_same_participants():
 
 
 @pytest.mark.parametrize(
-    "ratio", [0, 0.0, -0.5, 1.5, "0", "bernoulli:0", "bernoulli:2", "0.9..0.5", "0..1", "0.1..0.2..0.3", "some", "", None, float("nan"), 3, [3]]
+    "ratio",
+    [
+        0,
+        0.0,
+        -0.5,
+        1.5,
+        "0",
+        "bernoulli:0",
+        "bernoulli:2",
+        "0.9..0.5",
+        "0..1",
+        "0.1..0.2..0.3",
+        "some",
+        "",
+        None,
+        float("nan"),
+        3,
+        [3],
+    ],
 )
 def test_no_ratio_is_refused_with_the_forms_that_are(ratio):
     with pytest.raises(UsageError, match=r"ratio must be a ratio in \(0, 1\] such as 0.1"):

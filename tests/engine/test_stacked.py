@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import odd
 import pytest
 import torch
-from harness import experiment, federation, moved, run
 from torch import nn
 
+from harness import experiment, federation, moved, run
 from idiolect.engine.loop import Progress, loop
 from idiolect.engine.stacked import Stacked
 from idiolect.errors import ClientError, UsageError

@@ -114,7 +114,15 @@ def test_under_and_prefixed_undo_each_other():
 def test_nothing_changes_a_tree_in_place():
     tree = Tree({"a": torch.ones(2), "b": torch.full((2,), 2.0)})
     before = tree.clone()
-    for _ in (tree + tree, tree * 3.0, -tree, tree.sq(), tree.clamp(0, 1), tree | {"a": torch.zeros(2)}, tree.drop("a")):
+    for _ in (
+        tree + tree,
+        tree * 3.0,
+        -tree,
+        tree.sq(),
+        tree.clamp(0, 1),
+        tree | {"a": torch.zeros(2)},
+        tree.drop("a"),
+    ):
         assert tree.equals(before)
     with pytest.raises(TypeError):
         tree["a"] = torch.zeros(2)  # type: ignore[index]

@@ -110,7 +110,10 @@ def test_what_needs_gradients_arrives_without():
     assert not back.requires_grad
 
 
-EXAMPLE = {"model": Tree({"w": torch.zeros(3, 2), "b": torch.zeros(2, dtype=torch.float64)}), "flag": torch.zeros((), dtype=torch.uint8)}
+EXAMPLE = {
+    "model": Tree({"w": torch.zeros(3, 2), "b": torch.zeros(2, dtype=torch.float64)}),
+    "flag": torch.zeros((), dtype=torch.uint8),
+}
 
 
 def filled(number):

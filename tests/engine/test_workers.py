@@ -9,8 +9,8 @@ from pathlib import Path
 import odd
 import pytest
 import torch
-from harness import experiment, run
 
+from harness import experiment, run
 from idiolect.engine import workers
 from idiolect.engine.loop import Progress, loop, turns
 from idiolect.engine.serial import Serial

@@ -1,9 +1,9 @@
 """Fixed points on quadratics, where every answer is known in closed form: F_i(w) = a_i / 2 (w - b_i)^2."""
 
-import checks
 import pytest
-from checks import A, B, named, on_quadratics, points
 
+import checks
+from checks import A, B, named, on_quadratics, points
 from idiolect import catalogue
 from idiolect.data.sources import quadratics
 

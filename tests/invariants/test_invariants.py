@@ -1,10 +1,10 @@
 """Invariants: what holds after every round, whoever took part."""
 
-import checks
 import pytest
+
+import checks
 from checks import found, history, named
 from harness import SIZES, experiment, federation
-
 from idiolect import catalogue
 from idiolect.engine.wire import nbytes
 
@@ -65,7 +65,7 @@ def test_mixing_weights_stay_between_0_and_1():
     for state in states:
         for i in range(8):
             for v in state.store.read(i)["mix"].values():
-                assert 0 <= float(v.min())
+                assert float(v.min()) >= 0
                 assert float(v.max()) <= 1
 
 

@@ -1,11 +1,11 @@
 """Reductions to both sides: with its knob at one end a method is another, to the bit; with it on, it does something."""
 
-import checks
 import pytest
 import torch
+
+import checks
 from checks import EQUAL, PLAIN, apart, close_shared, found, known, named, same_personal, same_shared
 from harness import experiment, federation, moved
-
 from idiolect import catalogue
 from idiolect.data import Federation
 from idiolect.engine import orders
@@ -59,7 +59,9 @@ def test_identical_clients_are_one_client(name):
     assert moved(one.server["model"], one.context.net.weights) > 1e-2
 
 
-@pytest.mark.parametrize("name", [n for n in catalogue.names() if n not in ("scaffold", "fedala", "fedah", "fedpam", "fedaims", "fedsimsup")])
+@pytest.mark.parametrize(
+    "name", [n for n in catalogue.names() if n not in ("scaffold", "fedala", "fedah", "fedpam", "fedaims", "fedsimsup")]
+)
 def test_without_a_learning_rate_nothing_moves(name):
     result = found(named(name), lr=0.0)
     initial = result.context.net.weights

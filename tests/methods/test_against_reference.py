@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
+
 from harness import agree, experiment, run, world
 
 PLAIN = {"momentum": 0.0}

@@ -150,9 +150,7 @@ def test_iid_data_have_no_personal_layer_at_threshold_minus_one():
     parts = [(r[:12], r[:0], r[12:]) for r in rows]
     train, validation, test = zip(*parts, strict=True)
     iid = dataclasses.replace(fed, train=train, validation=validation, test=test, split_hash=split_hash(parts))
-    found, plain = (
-        run(deep(m, federation=iid, ratio=1.0)) for m in (lag(threshold=-1.0, weights="samples"), FedAvg())
-    )
+    found, plain = (run(deep(m, federation=iid, ratio=1.0)) for m in (lag(threshold=-1.0, weights="samples"), FedAvg()))
     assert not history(found, "personal").any()
     assert found.server["model"].equals(plain.server["model"])
 

@@ -90,9 +90,7 @@ def test_resnet(name, groups, linears):
 
 def test_mlp_and_logistic():
     network, w, x = given("mlp", (2, 3), hidden=(7, 6))
-    torch.testing.assert_close(
-        network(x), classify(w, dense(w, "hidden2", dense(w, "hidden1", x.flatten(1))))
-    )
+    torch.testing.assert_close(network(x), classify(w, dense(w, "hidden2", dense(w, "hidden1", x.flatten(1)))))
     network, w, x = given("logistic", (2, 3))
     torch.testing.assert_close(network(x), classify(w, x.flatten(1)))
 
@@ -107,9 +105,7 @@ def test_fasttext():
 
 def test_tinyvit_has_the_encoder_blocks_of_torch():
     network, w, x = given("tinyvit", (3, 8, 12), depth=2, dim=16, heads=2)
-    patches = (
-        x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
-    )  # [B, T, 48]
+    patches = x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)  # [B, T, 48]
     z = linear(patches, w["body.patches.project.weight"].flatten(1), w["body.patches.project.bias"])
     z = z + w["body.patches.position"].T
     renamed = {

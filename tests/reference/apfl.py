@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from .world import Result, State, World, average, copy, fresh, initial, read, samples, size, trainable, write
 
 
-def run(
-    world: World, alpha: float = 0.5, adaptive: bool = True, alpha_lr: float | None = None
-) -> Result:
+def run(world: World, alpha: float = 0.5, adaptive: bool = True, alpha_lr: float | None = None) -> Result:
     names = trainable(world)
     server = initial(world)
     own = [initial(world) for _ in range(world.clients)]

@@ -18,9 +18,7 @@ from torch import Tensor
 from .world import Result, World, average, copy, initial, size, train, trainable
 
 
-def run(
-    world: World, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
-) -> Result:
+def run(world: World, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Result:
     return adaptive(world, lambda v, D: beta2 * v + (1 - beta2) * D**2, server_lr, beta1, tau)
 
 

@@ -37,9 +37,7 @@ from .world import Result, State, World, average, fresh, initial, part, samples,
 class Supervised(nn.Module):
     """The network with these blocks' adapters and classifiers, and all that the loss needs as output."""
 
-    def __init__(
-        self, world: World, dims: list[int], blocks: list[int], hidden: int, linear: bool, prototypes: Tensor
-    ):
+    def __init__(self, world: World, dims: list[int], blocks: list[int], hidden: int, linear: bool, prototypes: Tensor):
         super().__init__()
         network = world.module()
         self.body, self.head = network.body, network.head
@@ -87,9 +85,7 @@ def run(
         return dataclasses.replace(
             world,
             module=lambda: Supervised(world, dims, blocks, hidden, linear, prototypes),
-            loss=lambda outputs, y: objective(
-                world, outputs, y, prototypes, known, m, mu, alignment, auxiliary
-            ),
+            loss=lambda outputs, y: objective(world, outputs, y, prototypes, known, m, mu, alignment, auxiliary),
         )
 
     start = initial(supervised(every))

@@ -30,9 +30,7 @@ def run(world: World, eps: float = 1e-3, weights: str = "uniform", average_last:
         rates.append(max(1.0, spread / (2 * below)) if below > 0 else 1.0)
         before, server = server, extrapolated(server, mean, names, rates[-1])
     predicting = average([server, before], [1, 1]) if average_last else server
-    return Result(
-        server=copy(server), clients=[copy(predicting) for _ in range(world.clients)], extra={"eta": rates}
-    )
+    return Result(server=copy(server), clients=[copy(predicting) for _ in range(world.clients)], extra={"eta": rates})
 
 
 def squared_distance(u: State, v: State, names: list[str]) -> float:

@@ -70,9 +70,7 @@ def run(
             personal = top_layers(layers, [sum(column) for column in zip(*counts, strict=True)], k)
         decisions.append(personal)
     clients = [assemble(server, last.get(i), personal) for i in range(world.clients)]
-    return Result(
-        server, clients, {"layers": layers, "conflicts": torch.tensor(counts), "personal": decisions}
-    )
+    return Result(server, clients, {"layers": layers, "conflicts": torch.tensor(counts), "personal": decisions})
 
 
 def proximal(start: State, mu: float) -> Callable[[str, Tensor], Tensor]:

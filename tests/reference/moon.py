@@ -74,9 +74,7 @@ def run(world: World, mu: float = 1.0, tau: float = 0.5, projection: int | None 
             uploads.append(w)
             weights.append(size(world, i))
         server = average(uploads, weights)
-    return Result(
-        server=server, clients=[copy(server) for _ in range(world.clients)], extra={"previous": previous}
-    )
+    return Result(server=server, clients=[copy(server) for _ in range(world.clients)], extra={"previous": previous})
 
 
 def layers(world: World, projection: int | None) -> dict[str, nn.Linear]:

@@ -54,9 +54,7 @@ def run(
     return Result(server=server, clients=adapted)
 
 
-def local(
-    world: World, start: State, i: int, r: int, variant: str, alpha: float, beta: float, delta: float
-) -> State:
+def local(world: World, start: State, i: int, r: int, variant: str, alpha: float, beta: float, delta: float) -> State:
     """Client i's outer steps in round r."""
     names = trainable(world)
     w = start
@@ -66,7 +64,11 @@ def local(
         if variant == "fo":
             change = v
         else:
-            d = difference(world, w, v, i, batches[2], delta) if variant == "hf" else product(world, w, v, i, batches[2])
+            d = (
+                difference(world, w, v, i, batches[2], delta)
+                if variant == "hf"
+                else product(world, w, v, i, batches[2])
+            )
             change = {name: v[name] - alpha * d[name] for name in names}
         w = {name: w[name] - beta * change[name] if name in change else moved[name] for name in w}
     return w

@@ -51,7 +51,5 @@ def run(
             uploads.append({name: w[name] if name in names else theta[name].clone() for name in w})
             share.append(size(world, i) if weights == "samples" else 1)
         mean = average(uploads, share)
-        server = {
-            name: (1 - beta) * server[name] + beta * mean[name] if name in names else mean[name] for name in mean
-        }
+        server = {name: (1 - beta) * server[name] + beta * mean[name] if name in names else mean[name] for name in mean}
     return Result(server=server, clients=personal)

@@ -156,9 +156,7 @@ def same(u, v) -> bool:
 
 
 def close(u, v, tolerance=1e-12) -> bool:
-    return u.keys() == v.keys() and all(
-        torch.allclose(u[name], v[name], rtol=tolerance, atol=tolerance) for name in u
-    )
+    return u.keys() == v.keys() and all(torch.allclose(u[name], v[name], rtol=tolerance, atol=tolerance) for name in u)
 
 
 def apart(u, v) -> float:
@@ -495,9 +493,7 @@ def test_scaffold_of_one_client_and_of_equal_clients_is_fedavg():
 
 def test_scaffold_by_hand_with_partial_participation_and_a_falling_lr():
     a, b, chosen = (4.0, 1.0, 2.0), (1.0, -1.0, 3.0), ([0, 1], [1, 2], [0, 2], [0, 1])
-    world = quadratics(
-        a, b, start=0.5, steps=3, rounds=4, participants=lambda r: chosen[r], lr=lambda r: 0.1 / (r + 1)
-    )
+    world = quadratics(a, b, start=0.5, steps=3, rounds=4, participants=lambda r: chosen[r], lr=lambda r: 0.1 / (r + 1))
     x, c, ci = 0.5, 0.0, [0.0, 0.0, 0.0]
     for r in range(4):
         lr, ends, change = 0.1 / (r + 1), [], 0.0

@@ -22,9 +22,7 @@ EIGHT = list(range(8))
 def linear(name, inputs, outputs):
     """Initial weights that depend on the name and the shape alone."""
     g = generator(8, inputs, outputs, *name.encode())
-    return [
-        torch.randn(*shape, generator=g, dtype=torch.float64) / 3 for shape in ((outputs, inputs), (outputs,))
-    ]
+    return [torch.randn(*shape, generator=g, dtype=torch.float64) / 3 for shape in ((outputs, inputs), (outputs,))]
 
 
 def small():
@@ -255,9 +253,7 @@ def test_fedaims_supervised_network_by_hand():
     assert torch.equal(features[0], world.module().body[0](x))
     assert torch.equal(logits, world.module()(x))
     names = {
-        f"{name}.{kind}"
-        for name in ("adapter.1.in", "adapter.1.out", "auxiliary.1")
-        for kind in ("weight", "bias")
+        f"{name}.{kind}" for name in ("adapter.1.in", "adapter.1.out", "auxiliary.1") for kind in ("weight", "bias")
     }
     assert {name for name in network.state_dict() if not name.startswith(("body.", "head."))} == names
 
@@ -312,8 +308,7 @@ def test_fedaims_similarities_are_of_the_last_uploads_at_the_last_refresh():
     assert _single(every)[2] == fedaims.assign_blocks(ids[2], after[1], 2)
     assert _single(second)[1] == fedaims.assign_blocks(ids[1], unknown, 2)
     rare = [
-        fedaims.run(dataclasses.replace(world, rounds=n), similarity_every=2).extra["similarity"]
-        for n in (1, 2, 3)
+        fedaims.run(dataclasses.replace(world, rounds=n), similarity_every=2).extra["similarity"] for n in (1, 2, 3)
     ]
     assert rare[0] == unknown
     assert rare[1] == rare[2] != unknown
@@ -365,9 +360,7 @@ def test_fedlag_counts_the_updates_from_where_each_client_started():
         ends = [train(world, starts[i], i, r) for i in range(world.clients)]
         for n, layer in enumerate(result.extra["layers"]):
             names = (f"{layer}.weight", f"{layer}.bias")
-            updates = [
-                torch.cat([(v[k] - u[k]).flatten() for k in names]) for u, v in zip(starts, ends, strict=True)
-            ]
+            updates = [torch.cat([(v[k] - u[k]).flatten() for k in names]) for u, v in zip(starts, ends, strict=True)]
             pairs = [float(cosine_similarity(u, v, dim=0)) for u, v in itertools.combinations(updates, 2)]
             assert int(result.extra["conflicts"][r, n]) == sum(cosine < 0.3 for cosine in pairs)
         starts = ends
@@ -403,11 +396,7 @@ def test_fedlag_keeps_a_layer_through_absences(weights, inner):
     for i in range(world.clients):
         expected = {**server, **{name: last[i][name] for name in own if i in last}}
         assert close(result.clients[i], expected)
-    gaps = [
-        (b - a)
-        for i in EIGHT
-        for a, b in itertools.pairwise([r for r in range(6) if i in world.participants(r)])
-    ]
+    gaps = [(b - a) for i in EIGHT for a, b in itertools.pairwise([r for r in range(6) if i in world.participants(r)])]
     assert max(gaps) > 1
     assert len(ever(world)) >= 6
     assert apart(server, fedavg.run(world).server) > 1e-2
@@ -424,9 +413,7 @@ def test_fedlag_chooses_each_round_from_its_own_scores():
         assert personal[r] == fedlag.top_layers(layers, counts[r].tolist(), 2) != []
     summed = fedlag.run(world, k=2, xi=0.0, warmup=2, scores="warmup").extra
     assert summed["personal"][0] == []
-    assert (
-        summed["personal"][1:] == [fedlag.top_layers(layers, summed["conflicts"][:2].sum(0).tolist(), 2)] * 4
-    )
+    assert summed["personal"][1:] == [fedlag.top_layers(layers, summed["conflicts"][:2].sum(0).tolist(), 2)] * 4
     without = fedlag.run(world, k=9, xi=1.0, warmup=0, skip_norm=True).extra
     assert without["layers"] == without["personal"][0] == ["body.0", "body.3", "head"]
 
@@ -440,10 +427,7 @@ def test_fedlag_weights_matter_only_where_sizes_differ():
 
 
 def test_fedlag_conflicts_by_hand():
-    v = [
-        torch.tensor(p, dtype=torch.float64)
-        for p in ([1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [-1.0, 1.0], [0.0, 0.0])
-    ]
+    v = [torch.tensor(p, dtype=torch.float64) for p in ([1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [-1.0, 1.0], [0.0, 0.0])]
     assert fedlag.count_conflicts(v, -0.1) == 2  # (0, 2) at 180 degrees and (0, 3) at 135
     assert fedlag.count_conflicts(v, -0.8) == 1
     assert fedlag.count_conflicts(v, 0.0) == 2
@@ -518,9 +502,7 @@ def test_fedsimsup_trains_the_supervisor_first_and_each_under_the_other():
     theta, s = world.module(), small()
     x, y = samples(world, i)
     for order, epochs, trained in ((0, 2, s), (1, 3, theta)):
-        sgd = torch.optim.SGD(
-            trained.parameters(), world.lr(0), world.momentum, weight_decay=world.weight_decay
-        )
+        sgd = torch.optim.SGD(trained.parameters(), world.lr(0), world.momentum, weight_decay=world.weight_decay)
         for epoch in range(epochs):
             for batch in world.batches(i, 0, order, epoch):
                 sgd.zero_grad()
@@ -544,9 +526,7 @@ def test_fedsimsup_mixing_in_matrices(C, similarity):
     """theta after two rounds, from theta after one: rows of a matrix times the uploads."""
     world, gamma, T = toy(norm=True), 0.4, 10
     settings = {"supervisor": small, "C": C, "gamma": gamma, "T": T, "similarity": similarity}
-    one, two = (
-        fedsimsup.run(dataclasses.replace(world, rounds=n), **settings).extra["theta"] for n in (1, 2)
-    )
+    one, two = (fedsimsup.run(dataclasses.replace(world, rounds=n), **settings).extra["theta"] for n in (1, 2))
     ids = world.participants(1)
     sizes = torch.tensor([size(world, i) for i in EIGHT], dtype=torch.float64)
     counts = torch.stack([torch.bincount(samples(world, i)[1], minlength=3).double() for i in EIGHT])
@@ -734,9 +714,7 @@ def matrices(z, anchors, y, tau):
 @pytest.mark.parametrize("labels", [[0, 1, 2, 2, 1, 0], [1, 1, 1, 1, 1, 1]])
 def test_fedpam_contrast_in_matrices(labels):
     g = generator(40)
-    z, anchors = (
-        torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_() for s in ((6, 4), (3, 4))
-    )
+    z, anchors = (torch.randn(*s, generator=g, dtype=torch.float64).requires_grad_() for s in ((6, 4), (3, 4)))
     y = torch.tensor(labels)
     for tau in (0.5, 0.07, 1e-3):
         results = []

@@ -149,9 +149,7 @@ def _features(name: str, x: Any) -> Tensor:
             return torch.from_numpy(np.array(array, np.float32))
     if array.dtype.kind in "iu":
         return torch.from_numpy(np.array(array, np.int64))
-    raise UsageError(
-        f"{name}: expected x as floats or int64 token ids, found {array.dtype}; convert it to numbers."
-    )
+    raise UsageError(f"{name}: expected x as floats or int64 token ids, found {array.dtype}; convert it to numbers.")
 
 
 def _labels(name: str, y: Any) -> Tensor:
@@ -166,9 +164,7 @@ def _labels(name: str, y: Any) -> Tensor:
     if array.dtype.kind == "f":
         odd = array[~np.isfinite(array) | (array != np.round(array))]
         if len(odd):
-            raise UsageError(
-                f"{name}: expected integer labels, found {odd[0]} among them; pass class numbers."
-            )
+            raise UsageError(f"{name}: expected integer labels, found {odd[0]} among them; pass class numbers.")
     return torch.from_numpy(array.astype(np.int64))
 
 
@@ -190,9 +186,7 @@ def _some(values: list[int]) -> str:
 
 def _check_x(name: str, x: Tensor) -> None:
     if x.dtype not in (torch.float32, torch.int64):
-        raise UsageError(
-            f"{name}: expected x as float32 or int64 token ids, found {x.dtype}; convert it with .to()."
-        )
+        raise UsageError(f"{name}: expected x as float32 or int64 token ids, found {x.dtype}; convert it with .to().")
     if x.ndim < 2 or x.numel() == 0:
         raise UsageError(
             f"{name}: expected x of shape [rows, ...] with at least one row and one feature, found "
@@ -235,13 +229,9 @@ def _check_rowwise(name: str, what: str, values: NDArray[Any] | None, rows: int)
     if values is None:
         return
     if values.shape != (rows,):
-        raise UsageError(
-            f"{name}: expected one entry of {what} per row, shape ({rows},), found {values.shape}."
-        )
+        raise UsageError(f"{name}: expected one entry of {what} per row, shape ({rows},), found {values.shape}.")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise UsageError(
-            f"{name}: expected {what} to name a client for every row, found NaN or inf; drop those rows."
-        )
+        raise UsageError(f"{name}: expected {what} to name a client for every row, found NaN or inf; drop those rows.")
     if values.dtype.kind == "O":
         raise UsageError(
             f"{name}: expected {what} as numbers or strings, found Python objects; pass np.array(..., str)."

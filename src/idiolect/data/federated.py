@@ -97,10 +97,7 @@ def federate(
         for client, rows in enumerate(owned)
     ]
     if test_from == "official":
-        parts = [
-            part._replace(test=rows)
-            for part, rows in zip(parts, _official(dataset, owned, seed), strict=True)
-        ]
+        parts = [part._replace(test=rows) for part, rows in zip(parts, _official(dataset, owned, seed), strict=True)]
     return _federation(dataset, parts, _recipe(dataset, split, clients, seed, test, validation, test_from))
 
 

@@ -33,9 +33,7 @@ def carve(strata: Index, rows: Index, test: float, validation: float, random: np
     held = np.bincount(classes, minlength=len(found))
     for_test = apportion(held, _size(len(rows), test, len(rows) - 1), random.permutation(len(found)))
     rest = held - for_test
-    for_validation = apportion(
-        rest, _size(len(rows), validation, rest.sum() - 1), random.permutation(len(found))
-    )
+    for_validation = apportion(rest, _size(len(rows), validation, rest.sum() - 1), random.permutation(len(found)))
     counts = np.stack([rest - for_validation, for_validation, for_test])
     return Parts(*deal([rows[classes == number] for number in range(len(found))], counts, random))
 

@@ -40,9 +40,7 @@ def load(
     """
     train, test = _files(folder, "train"), _files(folder, "test")
     if not train:
-        raise UsageError(
-            f"Expected train-*.parquet in '{folder}' or in its folder 'data', found none; check the path."
-        )
+        raise UsageError(f"Expected train-*.parquet in '{folder}' or in its folder 'data', found none; check the path.")
     schema = _schema(train[0])
     image, label = _image_column(folder, schema, image), _label_column(folder, schema, label)
     table = _read(folder, train + test, [image, label, *([group] if group else [])])
@@ -87,9 +85,7 @@ def _schema(file: Path) -> pa.Schema:
     try:
         return pq.read_schema(file)
     except pa.ArrowInvalid as error:
-        raise UsageError(
-            f"Expected a Parquet file, found something else in '{file}'; download it again."
-        ) from error
+        raise UsageError(f"Expected a Parquet file, found something else in '{file}'; download it again.") from error
 
 
 def _rows(file: Path) -> int:
@@ -107,13 +103,9 @@ def _read(folder: Path, files: list[Path], columns: list[str]) -> pa.Table:
             if column not in _schema(file).names:
                 raise unknown(f"column of '{file}'", column, _schema(file).names)
     try:
-        return pa.concat_tables(
-            [pq.read_table(file, columns=columns) for file in files], promote_options="permissive"
-        )
+        return pa.concat_tables([pq.read_table(file, columns=columns) for file in files], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UsageError(
-            f"Expected train and test files of one layout in '{folder}', found: {error}."
-        ) from error
+        raise UsageError(f"Expected train and test files of one layout in '{folder}', found: {error}.") from error
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:
@@ -160,8 +152,7 @@ def _label_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
 def _the_one(folder: Path, role: str, found: list[str]) -> str:
     if len(found) != 1:
         raise UsageError(
-            f"Expected one {role} column in '{folder}', found {', '.join(found) or 'none'}; name it by "
-            f"{role}=."
+            f"Expected one {role} column in '{folder}', found {', '.join(found) or 'none'}; name it by {role}=."
         )
     return found[0]
 
@@ -199,9 +190,7 @@ def _decode(folder: Path, cells: list[dict[str, Any] | None]) -> Pixels:
                 f"Expected images of one size in '{folder}', found {pixels.shape[1]}x{pixels.shape[2]} "
                 f"and, in row {row}, {picture.height}x{picture.width}; resize them first."
             )
-        pixels[row] = np.asarray(picture if picture.mode == mode else picture.convert(mode)).reshape(
-            pixels.shape[1:]
-        )
+        pixels[row] = np.asarray(picture if picture.mode == mode else picture.convert(mode)).reshape(pixels.shape[1:])
     if pixels is None:
         raise UsageError(f"Expected at least one row in '{folder}', found none.")
     return pixels

@@ -90,7 +90,8 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
         if run.drop and draw(run.seed, "drop", r, i).random() < run.drop:
             lost.append(i)  # neither its reply nor its new state counts
             continue
-        assert reply.up is not None and reply.mine is not None
+        assert reply.up is not None
+        assert reply.mine is not None
         checked(f"{method.name}.local", "mine", reply.mine, progress.store.template(i), f"client {i}, round {r}")
         reduction.add(i, reply.up, n)
         progress.store.write(i, reply.mine)

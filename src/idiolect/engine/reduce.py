@@ -62,7 +62,9 @@ class Reduction:
                 if kind == "mean":
                     for t in value.values() if isinstance(value, Tree) else [value]:
                         if not t.is_floating_point():
-                            raise ContractError(f"{self.name}.local returned {entry} of {t.dtype}, which has no mean ({where}).")
+                            raise ContractError(
+                                f"{self.name}.local returned {entry} of {t.dtype}, which has no mean ({where})."
+                            )
                     if slot in self.server:
                         match(f"{self.name}.local", entry, value, self.server[slot], where)
             if self._first is not None:

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 
 from idiolect.client import Phase
 from idiolect.engine import steps
-from idiolect.optim import clipped
 from idiolect.engine.work import Context, Job, Reply
 from idiolect.errors import UsageError
+from idiolect.optim import clipped
 from idiolect.task import NORMS, Batch, Features, Task
 from idiolect.tree import Tree
 
@@ -206,9 +206,7 @@ def _columns(values: list[Any]) -> Any:
     return torch.cat(values)
 
 
-def _step(
-    phases: list[Phase], offsets: list[int], t: int, j: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+def _step(phases: list[Phase], offsets: list[int], t: int, j: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of the pool, mask [K, B] and activity [K] of batch j of step t; padding repeats a client's first sample."""
     chosen = [q.indices[t][j] if t < len(q.indices) else q.indices[0][j][:0] for q in phases]
     width = max(map(len, chosen))

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from idiolect.client import Client, Settings, Trainer
 from idiolect.data.federated import Federation
-from idiolect.optim import Schedule
 from idiolect.engine.orders import key
 from idiolect.engine.steps import train
 from idiolect.engine.store import Store
 from idiolect.engine.wire import pack, unpack
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Method, Slots, State, Up
+from idiolect.optim import Schedule
 from idiolect.task import Net, Task
 from idiolect.tree import Tree
 

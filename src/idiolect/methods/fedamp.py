@@ -27,7 +27,9 @@ class FedAMP(Method):
 
     def init(self, net):
         w = net.trainable
-        return State(client={"model": net.weights}, rows={"model": w, "cloud": w, "seen": torch.zeros(1, dtype=net.dtype)})
+        return State(
+            client={"model": net.weights}, rows={"model": w, "cloud": w, "seen": torch.zeros(1, dtype=net.dtype)}
+        )
 
     def down(self, server, row):
         return {"cloud": row["cloud"], "seen": row["seen"]}
@@ -45,7 +47,9 @@ class FedAMP(Method):
         w = rows.stack("model", everyone)  # [K, ...]
         xi = self.weights(w)
         cloud = w.map(lambda v: (xi.to(v.dtype) @ v.flatten(1)).view_as(v))
-        return server, rows.with_(everyone, cloud=cloud, seen=torch.ones(len(everyone), 1, dtype=up.rows["model"].flat().dtype))
+        return server, rows.with_(
+            everyone, cloud=cloud, seen=torch.ones(len(everyone), 1, dtype=up.rows["model"].flat().dtype)
+        )
 
     def weights(self, w: Tree):
         """Who mixes with whom: rows sum to 1. [K, K]"""

@@ -10,9 +10,7 @@ from idiolect.nets.network import Network
 from idiolect.nets.refusals import image, sizes, widened
 
 
-def lenet5(
-    shape: tuple[int, ...], classes: int, width: float = 1.0, hidden: tuple[int, ...] = (120,)
-) -> Network:
+def lenet5(shape: tuple[int, ...], classes: int, width: float = 1.0, hidden: tuple[int, ...] = (120,)) -> Network:
     """LeNet-5: two conv 5x5 of 6 and 16 channels with pooling, hidden linear layers, linear.
 
     FedSimSup gives "two convolutional layers and two linear layers" and cites LeCun et al. (1998). Taken

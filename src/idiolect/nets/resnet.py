@@ -45,9 +45,7 @@ def resnet9(shape: tuple[int, ...], classes: int, norm: str = "batch") -> Networ
     return _resnet("resnet9", shape, classes, 32, (1, 2, 2, 1), (32, 64, 128, 256), (256, 128), norm)
 
 
-def resnet20(
-    shape: tuple[int, ...], classes: int, blocks: tuple[int, ...] = (3, 3, 3), norm: str = "batch"
-) -> Network:
+def resnet20(shape: tuple[int, ...], classes: int, blocks: tuple[int, ...] = (3, 3, 3), norm: str = "batch") -> Network:
     """FedLAG's "ResNet-20": stem of 64 channels, (3, 3, 3) basic blocks, three linear layers.
 
     Its table 5 gives, for CIFAR-10: an initial convolution of 64 channels, (3, 3, 3) blocks of

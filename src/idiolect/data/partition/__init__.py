@@ -15,9 +15,7 @@ from idiolect.errors import UsageError, unknown
 
 __all__ = ["IID", "Dirichlet", "Given", "Pathological", "Quantity", "Split", "parse"]
 
-SPLITS: dict[str, type[Split]] = {
-    split.name(): split for split in (Dirichlet, Given, IID, Pathological, Quantity)
-}
+SPLITS: dict[str, type[Split]] = {split.name(): split for split in (Dirichlet, Given, IID, Pathological, Quantity)}
 
 
 def parse(text: str) -> Split:

@@ -40,10 +40,6 @@ class Dirichlet(Split):
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
         check_minimum(len(labels), clients, self.minimum)
         rows = rows_by_class(labels)
-        shares = stream(seed, "dirichlet proportions").dirichlet(
-            np.full(clients, float(self.alpha)), len(rows)
-        )
-        counts = np.stack(
-            [apportion(share, len(these)) for share, these in zip(shares, rows, strict=True)], 1
-        )
+        shares = stream(seed, "dirichlet proportions").dirichlet(np.full(clients, float(self.alpha)), len(rows))
+        counts = np.stack([apportion(share, len(these)) for share, these in zip(shares, rows, strict=True)], 1)
         return deal(rows, reach_minimum(counts, self.minimum), stream(seed, "dirichlet rows"))

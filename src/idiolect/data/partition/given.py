@@ -27,9 +27,7 @@ class Given(Split):
 
     def __post_init__(self) -> None:
         if self.surplus not in SURPLUS:
-            raise UsageError(
-                f"given: expected surplus to be one of {', '.join(SURPLUS)}, found {self.surplus!r}."
-            )
+            raise UsageError(f"given: expected surplus to be one of {', '.join(SURPLUS)}, found {self.surplus!r}.")
 
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
         check_clients(len(labels), clients)

@@ -38,9 +38,7 @@ class Pathological(Split):
                     f"{len(these)} rows of class {labels[rows[number][0]]} for {holders} clients; ask for "
                     f"{max(1, len(these) * len(rows) // self.classes)} clients or fewer."
                 )
-        counts = np.stack(
-            [apportion(column, len(these)) for column, these in zip(held.T, rows, strict=True)], 1
-        )
+        counts = np.stack([apportion(column, len(these)) for column, these in zip(held.T, rows, strict=True)], 1)
         return deal(rows, counts, stream(seed, "pathological rows"))
 
     def _check(self, rows: Rows, clients: int) -> None:

@@ -74,9 +74,7 @@ def check_alpha(split: Split, alpha: float) -> None:
 
 def check_whole(split: Split, field: str, value: int) -> None:
     if not is_whole(value, 1):
-        raise UsageError(
-            f"{split.name()}: expected a whole number of at least 1 for {field}, found {value!r}."
-        )
+        raise UsageError(f"{split.name()}: expected a whole number of at least 1 for {field}, found {value!r}.")
 
 
 def is_whole(value: object, least: int) -> bool:
@@ -87,9 +85,7 @@ def deal(rows: Rows, counts: Counts, random: np.random.Generator) -> Rows:
     """Shuffle each class's rows and give each client as many as `counts` [clients, classes] says."""
     hands: list[Rows] = [[] for _ in range(len(counts))]
     for these, shares in zip(rows, counts.T, strict=True):
-        for hand, part in zip(
-            hands, np.split(random.permutation(these), np.cumsum(shares)[:-1]), strict=True
-        ):
+        for hand, part in zip(hands, np.split(random.permutation(these), np.cumsum(shares)[:-1]), strict=True):
             hand.append(part)
     return [np.sort(np.concatenate(hand)) for hand in hands]
 
@@ -102,8 +98,4 @@ def rows_by_class(labels: Labels) -> Rows:
 
 
 def _plain(value: Any) -> str:
-    return (
-        str(int(value))
-        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15
-        else str(value)
-    )
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)

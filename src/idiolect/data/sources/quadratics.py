@@ -31,9 +31,7 @@ def load(a: Sequence[float] = (4.0, 1.0), b: Sequence[float] = (1.0, -1.0)) -> D
     curvature, optimum = _checked(a, b)
     x = torch.tensor(np.sqrt(curvature), dtype=torch.float32)[:, None]
     y = torch.tensor(np.sqrt(curvature) * optimum, dtype=torch.float32)[:, None]
-    return Dataset(
-        "quadratics", x, y, classes=1, network="point", group=np.arange(len(curvature)), loss="squared"
-    )
+    return Dataset("quadratics", x, y, classes=1, network="point", group=np.arange(len(curvature)), loss="squared")
 
 
 def answers(
@@ -56,11 +54,6 @@ def answers(
 
 def _checked(a: Sequence[float], b: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     curvature, optimum = np.array(a, np.float64), np.array(b, np.float64)
-    if (
-        curvature.ndim != 1
-        or curvature.shape != optimum.shape
-        or not len(curvature)
-        or not (curvature > 0).all()
-    ):
+    if curvature.ndim != 1 or curvature.shape != optimum.shape or not len(curvature) or not (curvature > 0).all():
         raise UsageError(f"quadratics: expected as many curvatures a > 0 as optima b, found a={a} and b={b}.")
     return curvature, optimum

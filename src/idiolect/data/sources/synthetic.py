@@ -34,11 +34,5 @@ def load(
     offsets = random.standard_normal((clients, features)) / features**0.5
     group = torch.arange(clients).repeat_interleave(rows)
     y = torch.arange(rows).remainder(classes).repeat(clients)
-    x = (
-        centres[y]
-        + shift * offsets[group]
-        + noise * random.standard_normal((len(y), features)) / features**0.5
-    )
-    return Dataset(
-        "synthetic", torch.tensor(x, dtype=torch.float32), y, classes, network="mlp", group=group.numpy()
-    )
+    x = centres[y] + shift * offsets[group] + noise * random.standard_normal((len(y), features)) / features**0.5
+    return Dataset("synthetic", torch.tensor(x, dtype=torch.float32), y, classes, network="mlp", group=group.numpy())
