@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from functools import cache, lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,11 @@ def reference(kind: type[Method], name: str, hyper: dict[str, Any] | None = None
     hyper = hyper or {}
     wrapped = {"inner": named("fedavg")} if catalogue.wraps(name) else {}
     agree(found(kind(**wrapped, **hyper), **fields), _reference(name, tuple(hyper.items()), tuple(fields.items())))
+
+
+def against(name: str, hyper: dict[str, Any] | None = None, **fields: Any) -> Callable[[type[Method]], None]:
+    """The check against the reference, for a table of mutants."""
+    return partial(reference, name=name, hyper=hyper, **fields)
 
 
 # FedAvg, FedProx
