@@ -3,8 +3,9 @@
     python benchmarks/engine.py [--json FILE] [--rounds 12] [--only W1]
 
 The bare loop is the least that one can write: one process per core with one thread, its clients' tensors in memory
-(channels_last), one model whose weights are set to the shared ones, plain SGD, the results in shared memory, and their mean.
-Both sides run in turns in the same minutes, so that what else the machine does falls on both; a ratio is of medians over rounds.
+(channels_last), one model whose weights are set to the shared ones, plain SGD, the results in shared memory, and their
+mean. Both sides run in turns in the same minutes, so that what else the machine does falls on both; a ratio is of
+medians over rounds.
 
 W1: 20 clients x 200 CIFAR-shaped samples, batch 10, one epoch, the 4-layer CNN. W2: the same with LeNet-5.
 W3: 1,000 clients x 50 samples of 561 features, 100 a round, MLP 561-100-6.
@@ -30,7 +31,6 @@ from torch import nn
 from idiolect import Run
 from idiolect.data import Dataset, Federation
 from idiolect.engine.loop import Progress, one_round
-
 from idiolect.engine.workers import Workers
 from idiolect.experiment import cores
 from idiolect.method import Rows
@@ -96,7 +96,9 @@ class Bare:
             link.send(None)
 
 
-def bare(link: Any, work: Workload, x: torch.Tensor, y: torch.Tensor, shared: torch.Tensor, results: torch.Tensor) -> None:
+def bare(
+    link: Any, work: Workload, x: torch.Tensor, y: torch.Tensor, shared: torch.Tensor, results: torch.Tensor
+) -> None:
     torch.set_num_threads(1)
     model = work.module()
     if x.dim() == 4:
@@ -182,7 +184,12 @@ def main() -> None:
     options = parser.parse_args()
     processes = cores()
     torch.set_num_threads(1)
-    machine = {"cores": processes, "machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
+    machine = {
+        "cores": processes,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
     print(f"{processes} processes, one thread each; torch {torch.__version__}")
     found = []
     for work in WORKLOADS:
@@ -190,11 +197,14 @@ def main() -> None:
             found.append(measure(work, options.rounds * (3 if work.name == "W3" else 1), processes))
             low, _, high = found[-1]["ratio_quartiles"]
             print(
-                f"{work.name}: bare {found[-1]['bare_samples_per_second']:9.0f}/s  engine {found[-1]['engine_samples_per_second']:9.0f}/s"
-                f"  ratio {found[-1]['ratio']:.3f}  (rounds' quartiles {low:.3f} to {high:.3f})", flush=True,
+                f"{work.name}: bare {found[-1]['bare_samples_per_second']:9.0f}/s  "
+                f"engine {found[-1]['engine_samples_per_second']:9.0f}/s  "
+                f"ratio {found[-1]['ratio']:.3f}  (rounds' quartiles {low:.3f} to {high:.3f})", flush=True,
             )  # fmt: skip
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "load": os.getloadavg(), "results": found}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"machine": machine, "load": os.getloadavg(), "results": found}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
     python benchmarks/fedsimsup.py [--json FILE] [--clients 100 1000 10000] [--rounds 1000] [--measured 100]
 
-LeNet-5 for 32 x 32 x 3 images as theta (52,202 weights, float32), 10 participants drawn anew each round, 50 to 500 samples and
-Dirichlet(0.1) label proportions per client. A reply is a random theta. Measured are the last rounds of `--rounds`, when a
-client's last visit lies N/K rounds back on average. A round, as the engine runs it on the server's side, is
+LeNet-5 for 32 x 32 x 3 images as theta (52,202 weights, float32), 10 participants drawn anew each round, 50 to 500
+samples and Dirichlet(0.1) label proportions per client. A reply is a random theta. Measured are the last rounds of
+`--rounds`, when a client's last visit lies N/K rounds back on average. A round, as the engine runs it on the server's
+side, is
 
     plan for the participants, down for each of them (twice: once to send it, once to count its bytes), server.
 
-Beside it: `down` for clients who do not take part, which is what an evaluation of everybody asks N times. One thread, as in a run;
-its own time, so that what else the machine does hardly counts.
+Beside it: `down` for clients who do not take part, which is what an evaluation of everybody asks N times. One thread,
+as in a run; its own time, so that what else the machine does hardly counts.
 """
 
 from __future__ import annotations
@@ -137,16 +138,16 @@ def main() -> None:
             if options.mixing not in (None, mixing):
                 continue
             if mixing == "eager" and (need := 4 * weights * clients) > LIMIT:
-                print(
-                    f"eager  N {clients:6d}: not run: {need / 2**30:.1f} GiB of thetas, the limit is {LIMIT / 2**30:.0f} GiB"
-                )
+                size = f"{need / 2**30:.1f} GiB of thetas, the limit is {LIMIT / 2**30:.0f} GiB"
+                print(f"eager  N {clients:6d}: not run: {size}")
                 continue
             found.append(measure(mixing, clients, options.rounds, options.measured))
             f = found[-1]
             print(
-                f"{mixing:5s}  N {clients:6d}: {f['milliseconds_per_round']:8.1f} ms a round (quartiles {f['quartiles'][0]:.1f} to "
-                f"{f['quartiles'][2]:.1f})  {f['milliseconds_down_away']:6.2f} ms for one client away  {f['rounds_in_log']:4d} rounds "
-                f"in the log  {f['mebibytes']:7.0f} MiB", flush=True,
+                f"{mixing:5s}  N {clients:6d}: {f['milliseconds_per_round']:8.1f} ms a round "
+                f"(quartiles {f['quartiles'][0]:.1f} to {f['quartiles'][2]:.1f})  "
+                f"{f['milliseconds_down_away']:6.2f} ms for one client away  "
+                f"{f['rounds_in_log']:4d} rounds in the log  {f['mebibytes']:7.0f} MiB", flush=True,
             )  # fmt: skip
     if options.json:
         options.json.write_text(

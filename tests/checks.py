@@ -371,7 +371,7 @@ def clouds_are_the_mixed_uploads(kind: type[Method], **hyper: Any) -> None:
         uploads = stack([state.rows[i]["model"] for i in seen])
         xi = kind(**hyper).weights(uploads)
         for a, i in enumerate(seen):
-            cloud = uploads.map(lambda v, a=a: torch.einsum("k,k...->...", xi[a], v))
+            cloud = uploads.map(partial(torch.einsum, "k,k...->...", xi[a]))
             assert moved(state.rows[i]["cloud"], cloud) < 1e-12
             upload = state.store.read(i)["model"].pick(cloud)
             assert state.rows[i]["model"].equals(upload)  # the last one, however long ago

@@ -159,7 +159,9 @@ def test_a_mistake_is_refused_with_one_sentence_and_nothing_is_written(case, tmp
 def test_a_finished_run_is_never_overwritten(tmp_path):
     run(quick(), out=tmp_path / "one")
     before = {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}
-    with pytest.raises(UsageError, match="holds a finished run, which is never overwritten; choose another directory."):
+    with pytest.raises(
+        UsageError, match=r"holds a finished run, which is never overwritten; choose another directory\."
+    ):
         run(quick("fedper"), out=tmp_path / "one")
     assert before == {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}
 
@@ -169,7 +171,7 @@ def test_other_files_are_not_overwritten_either(tmp_path):
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "mine", tmp_path / "file"):
-        with pytest.raises(UsageError, match="exists and is not an empty directory; choose another, or remove it."):
+        with pytest.raises(UsageError, match=r"exists and is not an empty directory; choose another, or remove it\."):
             run(quick(), out=path)
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
     assert (tmp_path / "file").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""`me`: one client's view of the engine. A method's `local` trains, sweeps and predicts through it and sees nothing else."""
+"""`me`: one client's view of the engine. A method's `local` trains, sweeps and predicts through it and sees no more."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class Client:
             normalisation buffers.
         loss: `loss(task, w, batch, *given)`; default the run's loss of the network's logits.
         correct: `correct(g, w, *given)` gives the gradient to use. It sees the trained entries alone, of `given` too.
-        step: `step(task, w, batch, lr, *given)` gives the entries' next values, in place of a gradient step; `gradient` of
-            the contract serves it. With `per_step` = k > 1, `batch` is a tuple of k batches in a row.
+        step: `step(task, w, batch, lr, *given)` gives the entries' next values, in place of a gradient step; `gradient`
+            of the contract serves it. With `per_step` = k > 1, `batch` is a tuple of k batches in a row.
         given: constant tensors of the equation.
         epochs, lr, optimizer: the run's unless given; `steps` cuts the phase after so many batches.
         project: applied to the trained entries after every step.

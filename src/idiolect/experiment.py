@@ -193,8 +193,9 @@ class Run:
         """All that one client's process needs."""
         data = self.dataset
         return Context(
-            method=cast(Method, self.method), module=self.module(), shape=tuple(data.x.shape[1:]), classes=data.classes, loss=data.loss,
-            dtype=DTYPES[self.dtype], shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
+            method=cast(Method, self.method), module=self.module(), shape=tuple(data.x.shape[1:]),
+            classes=data.classes, loss=data.loss, dtype=DTYPES[self.dtype],
+            shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
             device=self.device, network=self._network_name, options=self.network_options,
         )  # type: ignore[arg-type]  # fmt: skip

@@ -22,7 +22,7 @@ from idiolect.tree import Tree, stack
 if TYPE_CHECKING:
     from idiolect.client import Client
     from idiolect.experiment import Run
-    from idiolect.task import Batch, Net, Task
+    from idiolect.task import Batch, Net, Task, linear
 
 Slots = Mapping[str, Any]  # slot name -> Tree or Tensor
 
@@ -116,6 +116,10 @@ class Method:
         """What one client receives. Default: all of `server`."""
         return server
 
+    def published(self, server: Slots) -> Slots:
+        """What the server's slots hold for clients that predict, where that is not what training starts from."""
+        return server
+
     def local(self, me: Client, down: Slots, mine: Slots) -> tuple[Up, Slots]:
         """One client's round: its reply, and its new private state."""
         raise NotImplementedError
@@ -179,6 +183,9 @@ class Wrapper(Method):
 
     def down(self, server: Slots, row: Slots) -> Slots:
         return self.inner.down(server, row)
+
+    def published(self, server: Slots) -> Slots:
+        return self.inner.published(server)
 
     def local(self, me: Client, down: Slots, mine: Slots) -> tuple[Up, Slots]:
         return self.inner.local(me, down, mine)

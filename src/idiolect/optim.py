@@ -1,7 +1,7 @@
 """Optimisers, schedules and gradient clipping on lists of tensors; the state lives for one phase of training.
 
-The updates are PyTorch's own (`torch.optim`), as fused multi-tensor operations without the bookkeeping of an optimiser object:
-for small models that bookkeeping costs as much as the step.
+The updates are PyTorch's own (`torch.optim`), as fused multi-tensor operations without the bookkeeping of an optimiser
+object: for small models that bookkeeping costs as much as the step.
 """
 
 from __future__ import annotations

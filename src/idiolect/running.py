@@ -1,4 +1,4 @@
-"""`run`: carry out one experiment, and keep what it found: metrics, models and the run itself, as files others can read."""
+"""`run`: carry out one experiment, and keep what it found: metrics, models and the run itself, in common formats."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class Record:
             scores = getattr(report, moment)
             row |= {f"{moment}_{k}": v for k, v in _means([s for all_ in scores.values() for s in all_]).items()}
             self.clients += [
-                {"round": report.round, "client": i, "moment": moment, "split": s.split, "correct": s.correct, "total": s.total, "loss": s.loss}
+                {"round": report.round, "client": i, "moment": moment, **vars(s)}
                 for i, all_ in sorted(scores.items())
                 for s in all_
-            ]  # fmt: skip
+            ]
         self.rounds.append(row)
         if report.notes:
             self.notes.append({k: v.detach().clone() for k, v in report.notes.items()})

@@ -1,4 +1,4 @@
-"""Who takes part in a round, as a short text: `0.1`, `bernoulli:0.1`, `0.5..1` (a ratio drawn anew each round), or lists."""
+"""Who takes part in a round, as a short text: `0.1`, `bernoulli:0.1`, `0.5..1` (a ratio drawn each round), or lists."""
 
 from __future__ import annotations
 

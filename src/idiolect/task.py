@@ -30,8 +30,8 @@ class Features(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Samples of one step. `mask` is None, or 1 for real samples and 0 for padding (stacked clients). `beside` holds what
-    `me.train(beside=...)` was given for these samples."""
+    """Samples of one step. `mask` is None, or 1 for real samples and 0 for padding (stacked clients). `beside` holds
+    what `me.train(beside=...)` was given for these samples."""
 
     x: Any
     y: Tensor
@@ -56,8 +56,8 @@ class Batch(NamedTuple):
 class Net:
     """The network as `init` sees it: initial weights under the names of its parts.
 
-    `weights` is everything; `body` and `head` are its two parts; `trainable` leaves out normalisation buffers; `blocks` are
-    the body's children that own parameters, in order; `layers` are the modules that own parameters, in order.
+    `weights` is everything; `body` and `head` are its two parts; `trainable` leaves out normalisation buffers; `blocks`
+    are the body's children that own parameters, in order; `layers` are the modules that own parameters, in order.
     """
 
     def __init__(
@@ -274,8 +274,8 @@ class Task:
     def lay(self, w: Tree, trained: Iterable[str], single: bool = False) -> Tree:
         """Copy `w` into the resident module and give back the live Tree: its leaves are the module's tensors, those
         of `trained` require gradients. Modules train where something below them is trained; the rest are in eval
-        mode. `single`: a client of one sample, whose norm layers stay in eval mode. Entries that are not a whole network
-        (mixing weights, say) become leaves of their own, and the network is in eval mode."""
+        mode. `single`: a client of one sample, whose norm layers stay in eval mode. Entries that are not a whole
+        network (mixing weights, say) become leaves of their own, and the network is in eval mode."""
         trained = frozenset(trained)
         whole = self._whole(w)
         live: dict[str, Tensor] = {}

@@ -153,8 +153,9 @@ def test_nothing_sent_is_nothing():
     ],
 )
 def test_what_breaks_the_contract_is_named(replies, sentence):
-    reduction = Reduction("m", SERVER)
+    reduction, last = Reduction("m", SERVER), len(replies) - 1
+    for i, up in enumerate(replies[:-1]):
+        reduction.add(i, up, 1)
     with pytest.raises(ContractError) as error:
-        for i, up in enumerate(replies):
-            reduction.add(i, up, 1)
+        reduction.add(last, replies[last], 1)
     assert str(error.value) == sentence

@@ -35,8 +35,9 @@ def test_unknown_name():
     ("name", "option", "sentence"),
     [
         ("lenet5", "widht", "lenet5 has no option 'widht'. Did you mean width? Its options: width, hidden."),
-        ("resnet18", "zzz", "resnet18 has no option 'zzz'. Its options: norm."),
-        ("cnn4", "width", "cnn4 has no option 'width'. Its options: none."),
+        ("resnet18", "zzz", "resnet18 has no option 'zzz'. Its options: norm, width."),
+        ("cnn4", "norm", "cnn4 has no option 'norm'. Its options: width."),
+        ("logistic", "width", "logistic has no option 'width'. Its options: none."),
     ],
 )
 def test_unknown_option(name, option, sentence):

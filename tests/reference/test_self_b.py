@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributions import MultivariateNormal
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from . import fedas, fedavg, fedcac, fedcp, feddbe, feddyn, fedpac, fedper, fedproto, fedrep, gpfl, local, pfedfda
 from .test_self import SIZES, apart, close, ever, generator, multiplied, one_step, permuted, plain, quadratics, same

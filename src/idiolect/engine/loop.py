@@ -128,6 +128,7 @@ def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, d
 
 def turns(context: Context, progress: Progress, kind: str, ids: Iterable[int], score: bool = False) -> Iterator[Job]:
     """Jobs in the order in which replies are combined: the longest clients first, then by id."""
+    server = context.method.published(progress.server) if kind in ("received", "personal") else progress.server
     for i in sorted(ids, key=lambda i: (-context.shards.size("train", i), i)):
-        down = context.method.down(progress.server, progress.rows[i])
+        down = context.method.down(server, progress.rows[i])
         yield Job(kind, i, progress.round, int(progress.store.visits[i]), down, progress.store.read(i), score)

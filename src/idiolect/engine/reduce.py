@@ -1,4 +1,4 @@
-"""Replies are combined one by one, strictly in the order in which they are given: the same bits however they arrived."""
+"""Replies are combined one by one, strictly in the order in which they are given: the same bits however they came."""
 
 from __future__ import annotations
 

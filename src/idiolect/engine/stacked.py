@@ -1,7 +1,7 @@
 """Many clients of equal architecture in one step: gradients by vmap over padded, masked batches.
 
-`local` stays written for one client: each runs in a thread of its own, one at a time, until it asks for training. When all
-of them wait, those that asked for the same kind of phase are trained together. Only training is stacked.
+`local` stays written for one client: each runs in a thread of its own, one at a time, until it asks for training. When
+all of them wait, those that asked for the same kind of phase are trained together. Only training is stacked.
 """
 
 from __future__ import annotations

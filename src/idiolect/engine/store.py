@@ -1,6 +1,7 @@
 """The store: every client's private state, one fixed record each, in memory or in one memory-mapped file.
 
-Records are created when they are first written; until then a client has its kind's template. Untouched records cost nothing.
+Records are created when they are first written; until then a client has its kind's template. Untouched records cost
+nothing.
 """
 
 from __future__ import annotations

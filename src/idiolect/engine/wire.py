@@ -1,7 +1,8 @@
 """How states and replies cross a process boundary: tensors as bytes in a buffer, the rest as small plain tuples.
 
-`pack` replaces every tensor of a nested value by its address; `unpack` puts them back. An `Arena` is a buffer that gives out
-addresses; a `Layout` is the fixed record of a value whose names, shapes and dtypes never change (a client's private state).
+`pack` replaces every tensor of a nested value by its address; `unpack` puts them back. An `Arena` is a buffer that
+gives out addresses; a `Layout` is the fixed record of a value whose names, shapes and dtypes never change (a client's
+private state).
 """
 
 from __future__ import annotations

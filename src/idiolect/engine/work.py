@@ -1,4 +1,4 @@
-"""What one client does, wherever it runs: unpack nothing, know no backend. `Context` is all that a process needs for it."""
+"""What one client does, wherever it runs. It knows no backend; `Context` is all that a process needs for it."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Score:
 
 @dataclass(frozen=True)
 class Job:
-    """One client's turn: to introduce itself ("hello"), to train ("local"), to be evaluated as received ("received"), or
-    to hand over the weights of that evaluation ("personal")."""
+    """One client's turn: to introduce itself ("hello"), to train ("local"), to be evaluated as received ("received"),
+    or to hand over the weights of that evaluation ("personal")."""
 
     kind: str
     client: int

@@ -1,8 +1,8 @@
 """Worker processes: one per core, one thread each, the data once in shared memory.
 
-Jobs go out in order, a few clients at a time, to the worker that has least to do; replies are handed on strictly in order,
-so that the numbers do not depend on how many workers there are. A worker has a few slots for parcels under way and replies
-that wait for their turn: that bounds memory. A worker that dies is replaced and its parcels are sent again.
+Jobs go out in order, a few clients at a time, to the worker that has least to do; replies are handed on strictly in
+order, so that the numbers do not depend on how many workers there are. A worker has a few slots for parcels under way
+and replies that wait for their turn: that bounds memory. A worker that dies is replaced and its parcels are sent again.
 """
 
 from __future__ import annotations

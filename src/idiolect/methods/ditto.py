@@ -9,8 +9,8 @@ from idiolect.method import Method, State, Up
 class Ditto(Method):
     """Ditto. Li et al., ICML 2021, Algorithm 1: FedAvg, and beside it a private model tied to the received one.
 
-    Departs from the paper: participants are drawn uniformly and averaged by samples. Both models see the same batches, as in
-    the authors' code, and the private one is tied to the model received, not to the one trained from it.
+    Departs from the paper: participants are drawn uniformly and averaged by samples. Both models see the same batches,
+    as in the authors' code, and the private one is tied to the model received, not to the one trained from it.
     """
 
     lam: float = 1.0

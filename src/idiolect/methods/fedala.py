@@ -12,8 +12,8 @@ class FedALA(Method):
     """FedALA. Zhang et al., AAAI 2023, Algorithm 1: each client learns, per weight of the last layers, how much of the
     global model to take, and starts its training there.
 
-    Departs from the paper: the first mixing runs `first_epochs` epochs ("until it converges" in the paper, a loop that can
-    hang in the public code). An evaluation learns the mixture on the side and keeps nothing of it.
+    Departs from the paper: the first mixing runs `first_epochs` epochs ("until it converges" in the paper, a loop that
+    can hang in the public code). An evaluation learns the mixture on the side and keeps nothing of it.
     """
 
     mix_lr: float = 1.0

@@ -9,13 +9,13 @@ from idiolect.method import Method, State, Tree, Up
 
 @dataclass(frozen=True)
 class FedAMP(Method):
-    """FedAMP. Huang et al., AAAI 2021, Algorithm 1: every client is pulled towards its own cloud model, a mixture of the
-    clients' models in which similar ones weigh more.
+    """FedAMP. Huang et al., AAAI 2021, Algorithm 1: every client is pulled towards its own cloud model, a mixture of
+    the clients' models in which similar ones weigh more.
 
     `attention="distance"` is FedAMP; "cosine" is HeurFedAMP (section 4.2).
-    Departs from the paper: sigma is the median squared distance unless given, and the step alpha is capped at sigma / K, so
-    that the weights of deep networks neither vanish nor exceed 1; with partial participation the last uploads are mixed, and a
-    client that never uploaded is not pulled. From the public code: the pull has a gradient.
+    Departs from the paper: sigma is the median squared distance unless given, and the step alpha is capped at
+    sigma / K, so that the weights of deep networks neither vanish nor exceed 1; with partial participation the last
+    uploads are mixed, and a client that never uploaded is not pulled. From the public code: the pull has a gradient.
     """
 
     lam: float = 1.0

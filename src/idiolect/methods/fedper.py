@@ -7,7 +7,8 @@ from idiolect.method import Method, State, Up
 
 @dataclass(frozen=True)
 class FedPer(Method):
-    """FedPer. Arivazhagan et al., arXiv 1912.00818, 2019, Algorithms 1 and 2: shared body, private head, trained together.
+    """FedPer. Arivazhagan et al., arXiv 1912.00818, 2019, Algorithms 1 and 2: shared body, private head, trained
+    together.
 
     Departs from the paper: the private part is the head alone (the paper's K_P = 1).
     """

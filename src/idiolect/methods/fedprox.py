@@ -9,8 +9,8 @@ from idiolect.method import Method, State, Up
 class FedProx(Method):
     """FedProx. Li et al., MLSys 2020, Algorithm 2: FedAvg whose local loss is tied to the received model.
 
-    Departs from the paper: participants are drawn uniformly and averaged by samples, as for every method here (the paper
-    draws by samples and averages uniformly). From the public code: mu is never 0 by default.
+    Departs from the paper: participants are drawn uniformly and averaged by samples, as for every method here (the
+    paper draws by samples and averages uniformly). From the public code: mu is never 0 by default.
     """
 
     mu: float = 0.01

@@ -7,10 +7,11 @@ from idiolect.method import Method, State, Up
 
 @dataclass(frozen=True)
 class FedRep(Method):
-    """FedRep. Collins et al., ICML 2021, Algorithm 1: shared body, private head; each round the head first, then the body.
+    """FedRep. Collins et al., ICML 2021, Algorithm 1: shared body, private head; each round the head first, then the
+    body.
 
-    Departs from the paper: bodies are averaged by samples (uniformly in its theory). The body phase has the run's epochs
-    unless `body_epochs` is set; the paper has 10 epochs of head and 1 of body.
+    Departs from the paper: bodies are averaged by samples (uniformly in its theory). The body phase has the run's
+    epochs unless `body_epochs` is set; the paper has 10 epochs of head and 1 of body.
     """
 
     head_epochs: int = 10

@@ -10,8 +10,9 @@ class Scaffold(Method):
     """SCAFFOLD. Karimireddy et al., ICML 2020, Algorithm 1, option II; x, y, c, ci as in the paper.
 
     FedAvg whose local steps are corrected by control variates: ci estimates the client's gradient, c the mean of all.
-    Departs from the paper: none; clients send y for y - x, the same to the server. From the public code: ci is kept by its
-    client, divided by the rate and the steps of this round, and c moves by the sum over N, not by the number sampled.
+    Departs from the paper: none; clients send y for y - x, the same to the server. From the public code: ci is kept by
+    its client, divided by the rate and the steps of this round, and c moves by the sum over N, not by the number
+    sampled.
     """
 
     server_lr: float = 1.0
