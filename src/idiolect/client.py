@@ -136,8 +136,8 @@ class Client:
         if features is None and loss is None and only is not None and all(k in self.task.net.head for k in trained):
             features = w
         indices = self._indices(epochs, steps, order, share)
-        self._seen[0] += sum(map(len, indices))
         groups = [tuple(indices[k : k + per_step]) for k in range(0, len(indices) - per_step + 1, per_step)]
+        self._seen[0] += sum(len(batch) for group in groups for batch in group)
         phase = Phase(
             weights=w,
             trained=trained,
@@ -204,6 +204,11 @@ class Client:
     def epochs(self) -> int:
         """The run's local epochs."""
         return self._settings.epochs
+
+    @property
+    def weight_decay(self) -> float:
+        """The run's weight decay, for a phase's `step`, which goes without the optimiser."""
+        return self._settings.optimizer.weight_decay
 
     # passes without gradients, over the training set in its own order
 
