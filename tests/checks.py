@@ -3,6 +3,7 @@ the methods (tests/invariants), and on mutants of their files, which have to fai
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 from collections.abc import Callable
@@ -485,3 +486,66 @@ def on_quadratics(method: Method, rounds: int = 50, steps: int = 10, lr: float =
 
 def points(result: Result) -> list[float]:
     return [float(result.personal(i)["head.weight"]) for i in range(result.run.clients)]
+
+
+# FedSimSup
+
+
+def both_networks(result: Result, client: int) -> Tree:
+    """What a client predicts with, by the reference's names: theta and its supervisor."""
+    w, net = result.personal(client), result.context.net
+    theta = w.pick(net.body if result.run.method.structure == "serial" else net.weights)
+    own = {f"supervisor.{k.partition('.')[2]}": v for k, v in w.drop(theta).items()}
+    return theta.prefixed("theta") | (w.drop(theta).prefixed("supervisor") if not net.others else own)
+
+
+@cache
+def _simsup_reference(hyper: tuple, fields: tuple) -> Any:
+    """The reference, each client with a copy of the supervisor network that it drew."""
+    run_ = experiment(named("fedsimsup", **dict(hyper)), **dict(fields))
+    context = run_.context()
+    drawn, networks = context.store(run_.clients).drawn, list(context.net.others.values())
+    makers = [partial(copy.deepcopy, networks[kind]) for kind in drawn] if networks else None
+    known = {k: v for k, v in hyper if k not in ("supervisor", "share", "mixing")}
+    return importlib.import_module("reference.fedsimsup").run(world(run_), supervisor=makers, **known)
+
+
+def fedsimsup_is_its_reference(kind: type[Method], hyper: dict[str, Any] | None = None, **fields: Any) -> Result:
+    """Four rounds, 5 of 8 unequal clients, float64: every client's two networks to 1e-10."""
+    hyper = hyper or {}
+    one, expected = found(kind(**hyper), **fields), _simsup_reference(tuple(hyper.items()), tuple(fields.items()))
+    assert not one.server.get("model")
+    for i, w in enumerate(expected.clients):
+        assert moved(both_networks(one, i), Tree(w)) < 1e-10, f"client {i}"
+    return one
+
+
+def fedsimsup_never_mixes_when_all_take_part(kind: type[Method], **hyper: Any) -> None:
+    """Each client's networks are those that it would have alone."""
+    whole = found(kind(**hyper), ratio=1.0)
+    for i in (0, 3, 6):
+        assert whole.personal(i).equals(found(kind(**hyper), ratio=((i,),) * 4).personal(i))
+    alone = found(kind(**hyper), ratio=((0,),) * 4)
+    assert moved(alone.personal(6), alone.context.state.rows["theta"] | alone.private(6)["supervisor"]) > 1e-3
+
+
+def fedsimsup_mixes_lazily_as_eagerly(kind: type[Method], **fields: Any) -> None:
+    """To rounding, whoever takes part and whatever is lost."""
+    fields = {"rounds": 12, "ratio": 0.3} | fields
+    lazy, eager = (found(kind(mixing=how, C=0.5, T=40), **fields) for how in ("lazy", "eager"))
+    for i in range(CLIENTS):
+        assert moved(lazy.personal(i), eager.personal(i)) < 1e-12
+    assert lazy.server["log"]
+    assert not eager.server["log"]
+
+
+def fedsimsup_clients_say_their_labels_once(kind: type[Method]) -> None:
+    one = found(kind())
+    shards, sent = one.context.shards, one.context.state.rows["theta"].nbytes
+    for i in range(CLIENTS):
+        counts = torch.bincount(shards.part("train", i)[1], minlength=3).double()
+        torch.testing.assert_close(one.progress.rows[i]["labels"], counts / counts.sum(), rtol=0, atol=1e-15)
+        assert float(one.progress.rows[i]["size"]) == counts.sum()
+    assert one.rounds[0]["bytes_up"] == CLIENTS * 8 * (3 + 1)
+    assert [r["bytes_up"] for r in one.rounds[1:]] == [5 * sent] * 4
+    assert [r["bytes_down"] for r in one.rounds] == [0] + [5 * sent] * 4

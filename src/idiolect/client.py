@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from idiolect.engine import orders
+from idiolect.errors import UsageError
 from idiolect.optim import SGD, Adam
 from idiolect.task import Batch, Features, Task
 from idiolect.tree import Tree
@@ -244,6 +245,10 @@ class Client:
     @cached_property
     def counts(self) -> Tensor:
         """Training samples per class, over the whole training set. [classes]"""
+        if self.task.kind == "squared":
+            raise UsageError(
+                "The method counts samples by class; found data of the loss 'squared'. Use data with classes."
+            )
         return torch.bincount(self._y, minlength=self.task.classes).to(self.task.net.dtype)
 
 

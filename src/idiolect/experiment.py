@@ -64,7 +64,7 @@ class Run:
     ratio: float | str | Sequence[Sequence[int]] = _field(1.0, "who takes part: 0.1, bernoulli:0.1, 0.5..1")
     epochs: int = _field(1, "local epochs in a round")
     batch_size: int = _field(10, "samples in a step")
-    lr: float = _field(0.05, "learning rate")
+    lr: float = _field(0.01, "learning rate")
     momentum: float = _field(0.0, "momentum of SGD")
     weight_decay: float = _field(0.0, "weight decay")
     nesterov: bool = _field(False, "Nesterov's momentum")

@@ -238,7 +238,7 @@ def save_models(path: Path, context: Context, progress: Progress, pool: Backend,
     """Shared weights, and each client's personal ones. A client whose weights are the shared ones has no file of its
     own; index.json says which file is whose."""
     path.mkdir()
-    shared = progress.server.get("model")
+    shared = context.method.published(progress.server).get("model")
     index: dict[str, str] = {}
     slots = {f"{slot}/{k}": v for slot, value in progress.server.items() for k, v in _named(value)}
     if slots:

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
     def by_class(self, values: Tensor, classes: int) -> Tensor:
         """Per-class sums of per-sample rows: [B, d] -> [classes, d]."""
-        member = F.one_hot(self.y, classes).to(values.dtype)  # [B, classes]
+        member = (self.y[:, None] == torch.arange(classes, device=self.y.device)).to(values.dtype)  # [B, classes]
         if self.mask is not None:
             member = member * self.mask[:, None].to(values.dtype)
         return member.T @ values

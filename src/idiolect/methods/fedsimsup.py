@@ -10,15 +10,16 @@ from idiolect.method import Method, State, Tree, Up, UsageError
 
 @dataclass(frozen=True)
 class FedSimSup(Method):
-    """FedSimSup (arXiv 2025), algorithm 1: an inter-learning model theta beside a local supervisor s; prediction is the sum of
-    their logits. The server keeps one theta per client; those who are away learn from the participants by label similarity.
+    """FedSimSup. Liu et al., ICCV 2025, Algorithm 1: an inter-learning model theta beside a local supervisor s; a
+    client predicts with the sum of their logits. The server keeps one theta per client; those who are away from a round
+    learn from its participants, by the similarity of their labels.
 
-    `supervisor` is "scaled" (the same network with `share` of the parameters) or networks of which each client draws one, as
-    "lenet5,cnn4,tinyvit". `mixing="lazy"` brings a client's theta up to date when it is asked for: the same numbers as "eager",
-    which moves all N of them every round as the paper writes.
-    Departs from the paper: `similarity=False` weighs the participants alike and keeps the rate a; `structure="serial"` has the
-    body as theta and the head as s of one network, not enlarged. The paper's appendix with epochs and rates is not public:
-    tau_s and tau_theta are 1.
+    `supervisor` is "scaled" (the same network with `share` of the parameters) or networks of which each client draws
+    one, as in "lenet5,cnn4,tinyvit". `mixing="lazy"` brings a client's theta up to date when it is asked for: the same
+    numbers as "eager", which moves all N of them every round as the paper writes.
+    Departs from the paper: `similarity=False` weighs the participants alike and keeps the rate a; `structure="serial"`
+    has the body as theta and the head as s of one network, not enlarged. Epochs and rates are in an appendix that is
+    not at hand: tau_s and tau_theta are 1.
     """
 
     tau_s: int = 1
@@ -36,6 +37,11 @@ class FedSimSup(Method):
         for name, known in (("structure", ("parallel", "serial")), ("mixing", ("lazy", "eager"))):
             if getattr(self, name) not in known:
                 raise UsageError(f"FedSimSup.{name} must be {' or '.join(known)}; found '{getattr(self, name)}'.")
+        rounds = 1 if self.T is None else self.T
+        if min(self.tau_s, self.tau_theta, self.C) < 0 or not 0 < self.share <= 1 or rounds < 1:
+            raise UsageError(f"FedSimSup needs tau_s, tau_theta, C >= 0, 0 < share <= 1, T none or >= 1; found {self}.")
+        if self.structure == "serial" and self.supervisor != "scaled":
+            raise UsageError("FedSimSup with structure=serial has its own head for a supervisor: set no `supervisor`.")
 
     def init(self, net):
         if self.structure == "serial":
@@ -117,8 +123,9 @@ class FedSimSup(Method):
         return torch.tensor(1.0 if t < flat else (flat / t) ** 2, dtype=torch.float64)  # eq. 10
 
     def taken(self, log, size, labels, at):
-        """Eq. 7, round upon round: how much of every theta in the log these clients have taken up by now, if they were `at`
-        their own then, [n, J]; and how much of their own is left, [n, 1]. What rounding would swallow counts as nothing."""
+        """Eq. 7, round upon round: how much of every theta in the log these clients have taken up by now, if they were
+        `at` their own then, [n, J]; and how much of their own is left, [n, 1]. What rounding would swallow counts as
+        nothing."""
         rounds = _rounds(log)
         if not rounds:
             return torch.zeros(len(size), 0), torch.ones(len(size), 1)
@@ -148,8 +155,9 @@ class FedSimSup(Method):
         return [_named(v, rows[0]["theta"]) for v in now]
 
     def needed(self, log, largest, clients):
-        """The log without rounds after which everybody has taken part, or of which nothing is left even in the slowest to
-        learn: who moves in the rounds of a single class alone, and has as many samples as the largest that has this class."""
+        """The log without rounds after which everybody has taken part, or of which nothing is left even in the slowest
+        to learn: who moves in the rounds of a single class alone, and has as many samples as the largest that has this
+        class."""
         classes = torch.eye(len(largest))
         taken, _ = self.taken(log, largest[:, None], classes, torch.zeros(len(largest), 1))
         seen, gone = set(), []
