@@ -81,7 +81,7 @@ class Client:
         self._settings, self._trainer = settings, trainer
         self.id, self.round, self.visits, self.lr = id, round, visits, lr
         self.n = len(y)
-        self._seen, self._all = [0], len(y)  # samples trained on so far; shared with parts of this client
+        self._seen, self._all = [0.0], len(y)  # samples trained on so far; shared with parts of this client
         self.buffers: Tree | None = None  # of the received network, followed through training (policy `local`)
         self._calls = 0
         self._known: tuple[Tree, Tensor] | None = None
@@ -105,6 +105,7 @@ class Client:
         features: Tree | None = None,
         beside: Any = None,
         per_step: int = 1,
+        gradients: float = 1,
         order: int | None = None,
         share: float = 1.0,
     ) -> Tree:
@@ -115,7 +116,8 @@ class Client:
         loss: `loss(task, w, batch, *given)`; default the run's loss of the network's logits.
         correct: `correct(g, w, *given)` gives the gradient to use. It sees the trained entries alone, of `given` too.
         step: `step(task, w, batch, lr, *given)` gives the entries' next values, in place of a gradient step; `gradient`
-            of the contract serves it. With `per_step` = k > 1, `batch` is a tuple of k batches in a row.
+            of the contract serves it. With `per_step` = k > 1, `batch` is a tuple of k batches in a row;
+            `gradients` says how many the step takes of each batch, for the count of passes.
         given: constant tensors of the equation.
         epochs, lr, optimizer: the run's unless given; `steps` cuts the phase after so many batches.
         project: applied to the trained entries after every step.
@@ -138,7 +140,7 @@ class Client:
             features = w
         indices = self._indices(epochs, steps, order, share)
         groups = [tuple(indices[k : k + per_step]) for k in range(0, len(indices) - per_step + 1, per_step)]
-        self._seen[0] += sum(len(batch) for group in groups for batch in group)
+        self._seen[0] += gradients * sum(len(batch) for group in groups for batch in group)
         phase = Phase(
             weights=w,
             trained=trained,

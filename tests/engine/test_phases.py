@@ -254,6 +254,9 @@ def test_passes_and_steps_are_counted():
     assert me.passes == pytest.approx(2 + 4 / 17)
     me.train(w, epochs=1, share=0.5)
     assert me.passes == pytest.approx(2 + (4 + 9) / 17)
+    before = me.passes
+    me.train(w, step=lambda task, w, batch, lr: w, epochs=1, gradients=5)
+    assert me.passes == pytest.approx(before + 5)
 
 
 def test_sweeps_add_up_over_the_whole_training_set():
