@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from idiolect.engine import orders
 from idiolect.errors import UsageError
 from idiolect.optim import SGD
 from idiolect.tree import Tree, stack
@@ -33,7 +35,7 @@ class State:
     it. `rows`: one per client, kept at the server. A client's whole network is `down["model"] | mine["model"]`.
 
     A list of client templates declares kinds of clients (other architectures, say), of which each client draws one. An
-    empty Tree of the server's is an open slot, whose entries may change from round to round."""
+    empty Tree of the server's, or of a row, is an open slot, whose entries may change from round to round."""
 
     server: Slots = field(default_factory=dict)
     client: Slots | Sequence[Slots] = field(default_factory=dict)
@@ -64,6 +66,10 @@ class Facts:
     lr: float
     rounds: int
     seed: int
+
+    def draw(self, purpose: str, client: int) -> np.random.Generator:
+        """Randomness about a client in this round for a named purpose."""
+        return orders.draw(self.seed, purpose, self.round, client)
 
 
 @dataclass(frozen=True)

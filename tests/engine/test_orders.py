@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idiolect.engine import orders
+from idiolect.method import Facts
 
 small = st.integers(1, 60)
 
@@ -78,3 +80,12 @@ def test_keys_are_the_same_in_another_process():
     code = "from idiolect.engine.orders import key; print(key(5, 'order', 2, 3))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(other.stdout) == orders.key(5, "order", 2, 3)
+
+
+def test_what_the_server_draws_about_a_client_is_of_the_run_the_round_and_the_client():
+    facts = Facts(round=2, num_clients=9, ids=(4, 7), weights=(1.0, 1.0), lr=0.1, rounds=5, seed=3)
+    drawn = facts.draw("partners", 4).integers(1 << 30)
+    assert drawn == orders.draw(3, "partners", 2, 4).integers(1 << 30)
+    others = [replace(facts, seed=4), replace(facts, round=3)]
+    assert drawn not in [other.draw("partners", 4).integers(1 << 30) for other in others]
+    assert drawn not in [facts.draw("partners", 7).integers(1 << 30), facts.draw("ties", 4).integers(1 << 30)]
