@@ -63,6 +63,28 @@ def test_stacked_is_serial(case):
     assert [r["gradient_passes"] for r in one.rounds] == [r["gradient_passes"] for r in two.rounds]
 
 
+@dataclass(frozen=True)
+class Beside(Method):
+    """Constants of each sample in some clients' phases: none, one or two of them, of several widths."""
+
+    def init(self, net):
+        return State(server={"model": net.weights})
+
+    def loss(self, task, w, batch):
+        told = () if batch.beside is None else batch.beside if isinstance(batch.beside, tuple) else (batch.beside,)
+        return task.loss(w, batch) * (1 + sum(batch.mean(v.sum(1)) for v in told))
+
+    def local(self, me, down, mine):
+        z = me.features(down["model"])
+        beside = [None, z, (z, z + 1), z[:, :2]][me.id % 4]
+        return Up(mean={"model": me.train(down["model"], loss=self.loss, beside=beside)}), mine
+
+
+def test_phases_with_and_without_constants_of_samples_are_not_confused():
+    one, two = (run(experiment(Beside(), ratio=1.0, rounds=2, backend=b)) for b in ("serial", "stacked"))
+    assert close(one, two)
+
+
 def test_images_without_norm_layers_are_stacked():
     flat = Network(
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.AvgPool2d(6), nn.Flatten()), nn.Linear(4, 3)

@@ -116,9 +116,11 @@ def _kind(p: Phase) -> tuple[Any, ...]:
     shapes = tuple((k, v.shape, v.dtype) for k, v in p.weights.items())
     given, structure = pytree.tree_flatten(p.given)
     told = tuple((g.shape, g.dtype) if isinstance(g, Tensor) else g for g in given)
+    beside, form = pytree.tree_flatten(p.beside)
+    each = (*((v.shape[1:], v.dtype) if isinstance(v, Tensor) else v for v in beside), str(form))
     width = max(len(i) for group in p.indices for i in group)
     plain = (p.loss, p.correct, p.step, p.project, p.trained, p.lr, p.optimizer, p.clip)
-    return (*plain, shapes, told, str(structure), isinstance(p.x, Features), width if len(p.y) == 1 else 0)
+    return (*plain, shapes, told, str(structure), each, isinstance(p.x, Features), width if len(p.y) == 1 else 0)
 
 
 def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

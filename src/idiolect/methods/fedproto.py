@@ -7,7 +7,7 @@ import torch
 from idiolect.method import Method, State, Up, UsageError
 
 CHOICES = {"aggregate": ("count", "plain"), "predict": ("prototype", "head")}
-BEHIND = 100.0  # how far a class that is not answered scores below the farthest one that is
+BEHIND = 100.0  # how far, at least, a class that is not answered scores below the farthest one that is
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FedProto(Method):
         w = me.train(mine["model"], loss=self.loss, given=(down["prototype"], down["known"]))
         sums, counts = me.sweep(w, self.class_sums), me.counts
         if self.aggregate == "plain":
-            sums, counts = sums / counts.clamp(min=1)[:, None], (counts > 0).to(counts.dtype)  # eq. 3
+            sums, counts = sums / counts.clamp(min=1)[:, None], (counts > 0).to(counts.dtype)
         return Up(sum={"sums": sums, "counts": counts}), {"model": w}
 
     # the server
@@ -80,7 +80,7 @@ class FedProto(Method):
         if self.predict == "head":
             return task.head(w, z)
         held = w["held"] > 0
-        scores = -(z[:, None] - w["prototype"]).square().sum(2)  # eq. 8. [B, C]
+        scores = -(z[:, None] - w["prototype"]).square().sum(2)  # [B, C]
         lowest = scores.masked_fill(~held, torch.inf).amin(1, keepdim=True)
-        scores = torch.where(held, scores, lowest - BEHIND)
+        scores = torch.where(held, scores, 2 * lowest - BEHIND)  # below it at any scale
         return torch.where(held.any(), scores, task.head(w, z))
