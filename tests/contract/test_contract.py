@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness import SIZES, experiment, federation, run
 from idiolect import Result, Run, catalogue
+from idiolect.client import Client
 from idiolect.data import Federation
 from idiolect.data.federated import split_hash
 from idiolect.engine.loop import Progress, loop
@@ -328,12 +329,21 @@ def permuted(fed: Federation, order: list[int]) -> Federation:
     return Federation(fed.dataset, *zip(*parts, strict=True), split_hash(parts), "permuted")
 
 
+def parted_in_order(me: Client, share: float) -> tuple[Client, Client]:
+    first = min(max(math.ceil(share * me.n - 1e-9), 1), max(me.n - 1, 1))
+    return me._part(torch.arange(first)), me._part(torch.arange(first, me.n))
+
+
+DRAWN = {"fedala": {"share": 1.0}, "fedah": {"share": 1.0}, "fedfomo": {"models": CLIENTS}}  # what leaves no choice
+
+
 @every_method
-def test_permuting_clients_permutes_results(name):
-    """Full batches, for the order of samples is drawn by the client's number."""
+def test_permuting_clients_permutes_results(name, monkeypatch):
+    """Full batches and parts in order, for the order of samples is drawn by the client's number."""
+    monkeypatch.setattr(Client, "split", parted_in_order)
     order = [3, 0, 7, 5, 1, 2, 6, 4]
     fed = federation()
-    chosen = method(name, share=1.0) if "fedala" in name or "fedah" in name else method(name)
+    chosen = method(name, **DRAWN.get(name, {}))
     fields = {"ratio": 1.0, "batch_size": 64, "rounds": 3}
     one = run(prepared(chosen, federation=fed, **fields))
     two = run(prepared(chosen, federation=permuted(fed, order), **fields))

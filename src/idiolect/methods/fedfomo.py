@@ -45,15 +45,16 @@ class FedFomo(Method):
     # the server: who is sent whose models
 
     def plan(self, server, rows, run):
-        ids = server["ids"]["ids"].tolist() if server["ids"] else []
+        ids = server["ids"]["ids"].tolist() if server["round"] == run.round and server["ids"] else []
         chosen = [self.chosen(i, ids, rows[i]["liked"], run) for i in run.ids]
         return server, rows.with_(run.ids, chosen=chosen, round=[server["round"]] * len(chosen))
 
     def chosen(self, i, ids, liked, run):
         """Whose models client i tries, as positions in `ids`; -1 where there are no more. [models - 1]"""
-        draw = run.draw("models", i)
+        draw = run.draw("explore", i)
         explores = draw.random() < self.explore - self.explore_decay * run.round
-        order = [k for k in draw.permutation(len(ids)).tolist() if ids[k] != i]
+        others = [k for k, other in enumerate(ids) if other != i]
+        order = [others[k] for k in draw.permutation(len(others))]
         if not explores:
             order.sort(key=lambda k: -float(liked.get(str(ids[k]), 0.0)))
         order = order[: self.models - 1]
