@@ -7,13 +7,13 @@ from idiolect.method import Method, State, Up, UsageError, gradient
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """PFedMe, pFedMe in the paper. Dinh et al., NeurIPS 2020, Algorithm 1: a client's own model theta minimises
+    """PFedMe, pFedMe in the paper. T Dinh et al., NeurIPS 2020, Algorithm 1: a client's own model theta minimises
     F(theta) + lam/2 |theta - w|^2, and the shared w, which never sees the data, follows theta.
 
-    Departs from the paper: the number of steps is that of the batches in the run's epochs; each client takes the
-    server's step of beta before it sends, which gives the same mean; `weights="samples"` weighs clients by samples.
-    From the public code: beta is not 0; theta is kept and predicted with, not the model that is trained from it or
-    received next; participants alone train; the only weight decay of theta is the run's.
+    Departs from the paper: the local iterations are the batches of the run's epochs, and theta goes on from batch to
+    batch; each client takes the server's step of beta before it sends, which gives the same mean; `weights="samples"`
+    weighs clients by samples. From the public code: beta is not 0; a client keeps theta and predicts with it, not with
+    w or with what is received next; participants alone train; theta has no weight decay but the run's.
     """
 
     lam: float = 15.0
@@ -28,7 +28,7 @@ class PFedMe(Method):
         if self.inner_steps < 1:
             raise UsageError(f"PFedMe.inner_steps must be 1 or more; found {self.inner_steps}.")
         for name in ("lam", "personal_lr", "beta"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise UsageError(f"PFedMe.{name} must be 0 or more; found {getattr(self, name)}.")
 
     def init(self, net):
@@ -38,7 +38,7 @@ class PFedMe(Method):
         """One local iteration of theta, under the network's names, and of w, under names of its own."""
         w = both.under("w")
         theta = both.pick(w)
-        for _ in range(self.inner_steps):  # line 7: theta is about the proximal point of w on this batch
+        for _ in range(self.inner_steps):  # line 7: towards the proximal point of w on this batch
             g = gradient(lambda v: task.loss(both | v, batch), theta) + decay * theta
             theta = theta - self.personal_lr * (g + self.lam * (theta - w))
         return theta | (w - lr * self.lam * (w - theta)).prefixed("w")  # line 8
@@ -50,7 +50,7 @@ class PFedMe(Method):
             received | x.prefixed("w"), step=self.iterate, given=(me.weight_decay,), gradients=self.inner_steps
         )
         theta = both.pick(received)
-        sent = theta | x.lerp(both.under("w"), self.beta)  # line 11; theta's normalisation statistics are averaged
+        sent = theta | x.lerp(both.under("w"), self.beta)  # with theta's normalisation statistics
         return Up(mean={"model": sent}, weight=1 if self.weights == "uniform" else None), {"model": theta}
 
     def personal(self, me, down, mine):
