@@ -11,14 +11,15 @@ from idiolect.tree import stack, unstack
 @dataclass(frozen=True)
 class FedFomo(Method):
     """FedFomo. Zhang et al., ICLR 2021, section 3: no model is shared; before training, a client takes from a few
-    others' models in proportion to how much each of them lowers its loss on samples that it held out.
+    others' models in proportion to how much each of them lowers its loss on samples that it holds out.
 
     A client is sent at most `models` - 1 models of the round before: random ones with probability `explore` -
     `explore_decay` r in round r, else those that helped it most so far, ties at random.
-    Departs from the paper: the samples held out are the same in every round, and never trained on; where nothing
-    helps, `fallback="own"` goes on from the client's last model; "old" is the authors' code, in which its last
-    training is undone; a model whose loss is no number helps nobody. From the public code: it explores; a client
-    judges its own last model like the others', and all of them in eval mode.
+    Departs from the paper: where nothing helps, `fallback="own"` goes on from the client's last model; "old" is the
+    authors' code, which undoes its last training. Preferences add up weights as they are, not divided by their sum. A
+    model whose loss is no number helps nobody. From the public code: it explores; a client judges its own last model
+    like the others', by the model that this was trained from, and all in eval mode; what it holds out is the same in
+    every round and never trained on.
     """
 
     models: int = 5
@@ -30,11 +31,14 @@ class FedFomo(Method):
     def __post_init__(self):
         if self.fallback not in ("own", "old"):
             raise UsageError(f"FedFomo.fallback must be 'own' or 'old'; found '{self.fallback}'.")
-        if self.models < 1 or not 0 <= self.explore <= 1 or self.explore_decay < 0 or not 0 < self.share <= 1:
-            raise UsageError(
-                "FedFomo needs models >= 1 (the client's own is one), 0 <= explore <= 1, explore_decay >= 0 and "
-                f"0 < share <= 1; found {self}."
-            )
+        if self.models < 1:
+            raise UsageError(f"FedFomo.models must be 1 or more, the client's own is one; found {self.models}.")
+        if not 0 <= self.explore <= 1:
+            raise UsageError(f"FedFomo.explore must be a probability; found {self.explore}.")
+        if not self.explore_decay >= 0:
+            raise UsageError(f"FedFomo.explore_decay must be 0 or more; found {self.explore_decay}.")
+        if not 0 < self.share < 1:
+            raise UsageError(f"FedFomo.share must lie between 0 and 1; found {self.share}.")
 
     def init(self, net):
         never = torch.full((), -1)
@@ -81,25 +85,26 @@ class FedFomo(Method):
 
     def local(self, me, down, mine):
         own, held = me.split(self.share)
-        others = unstack(down["models"]) if down["models"] else []
-        start, gains = self.start(held, [mine["model"], *others], mine["old"])
+        candidates = [mine["model"], *(unstack(down["models"]) if down["models"] else [])]
+        gains = self.gains(held, candidates, mine["old"])
+        start = self.mixed(candidates, gains, mine["old"])
         w = own.train(start)
-        gains = torch.cat([gains[1:], gains.new_zeros(self.models - len(gains))])
-        return Up(rows={"model": w, "gains": gains}), {"model": w, "old": start}
+        sent = torch.cat([gains[1:], gains.new_zeros(self.models - len(gains))])
+        return Up(rows={"model": w, "gains": sent}), {"model": w, "old": start}
 
-    def start(self, held, candidates, old):
-        """What training starts from, and each candidate's weight before normalising; the first is the client's own."""
-        buffers = held.task.net.buffers
-        some = next(iter(old.drop(buffers).values()))
-        if held.n:
-            before = held.loss(old)
-            far = [(w - old).drop(buffers).norm() + 1e-5 for w in candidates]
-            gains = torch.stack([(before - held.loss(w)) / d for w, d in zip(candidates, far, strict=True)])
-            gains = gains.nan_to_num(0.0, 0.0, 0.0).to(some.dtype)
-        else:
-            gains = some.new_zeros(len(candidates))
+    def gains(self, held, candidates, old):
+        """By how much each candidate lowers the loss on what is held out, for each unit of its distance. [K]"""
+        weights = [(w - old).drop(held.task.net.buffers) for w in candidates]
+        far = torch.stack([w.norm() for w in weights]) + 1e-5
+        if not held.n:
+            return torch.zeros_like(far)
+        lower = held.loss(old) - torch.stack([held.loss(w) for w in candidates])
+        return (lower / far).nan_to_num(0.0, 0.0, 0.0)
+
+    def mixed(self, candidates, gains, old):
+        """What training starts from: old + the sum of share (w - old), whose shares sum to 1."""
         helps = gains.clamp(min=0)
         if not helps.any():
-            return (candidates[0] if self.fallback == "own" else old), gains
+            return candidates[0] if self.fallback == "own" else old
         share = helps / helps.sum()
-        return stack(candidates).map(lambda v: torch.einsum("k,k...->...", share.to(v.dtype), v)), gains
+        return stack(candidates).map(lambda v: torch.einsum("k,k...->...", share, v))
