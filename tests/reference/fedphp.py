@@ -1,4 +1,4 @@
-"""FedPHP. Li, Zhan, Shao, Li and Song, ECML-PKDD 2021: FedAvg, and at each client a historical personal model q_i
+"""FedPHP. Li, Zhan, Shao, Li and Song, ECML-PKDD 2021: FedAvg, and at each client an inherited private model q_i
 that teaches the received copy, inherits from it afterwards, and is what the client predicts with.
 
     loss = (1 - lam) CE(w) + lam R
@@ -90,7 +90,7 @@ def mmd(s: Tensor, t: Tensor) -> Tensor:
     count = len(s)
     both = torch.cat([s, t])
     distance = torch.stack([torch.stack([((a - b) ** 2).sum() for b in both]) for a in both])
-    h = max(float(distance.sum()) / (4 * count**2 - 2 * count), 1e-12)
+    h = max(float(distance.detach().sum()) / (4 * count**2 - 2 * count), 1e-12)
     kernel = sum(torch.exp(-distance / (h * 2.0**n)) for n in range(-2, 3))
     ss, tt = kernel[:count, :count], kernel[count:, count:]
     st, ts = kernel[:count, count:], kernel[count:, :count]

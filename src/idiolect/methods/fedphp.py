@@ -9,13 +9,14 @@ from idiolect.method import Method, State, Up, UsageError
 
 @dataclass(frozen=True)
 class FedPHP(Method):
-    """FedPHP. Li et al., ECML-PKDD 2021, Algorithm 1: FedAvg, and at each client a historical personal model (HPM) q
+    """FedPHP. Li et al., ECML-PKDD 2021, Algorithm 1: FedAvg, and at each client an inherited private model (HPM) q
     that teaches the received copy while it trains, inherits from it afterwards, and is what the client predicts with.
 
-    `transfer` is how it teaches: "mmd" draws the features of both together, "kd" the logits.
-    Departs from the paper: q inherits the more slowly, the more of its expected participations a client has behind it;
-    their number is rounds times participants / clients unless `expected` is given. From the public code: the loss
-    keeps its cross-entropy, q is what is evaluated, and it teaches in eval mode.
+    The more of its `expected` participations are behind a client, the more of q is kept, at most `mu`; their number is
+    rounds times participants / clients unless it is given.
+    Departs from the paper: that number is not rounded, and is of the round's own participants. From the public code:
+    the loss keeps its cross-entropy; q is evaluated, not what was trained or received; it teaches in eval mode; what
+    counts are the client's own participations, not the server's rounds.
     """
 
     lam: float = 0.05
@@ -27,11 +28,14 @@ class FedPHP(Method):
     def __post_init__(self):
         if self.transfer not in ("mmd", "kd"):
             raise UsageError(f"FedPHP.transfer must be 'mmd' or 'kd'; found '{self.transfer}'.")
-        if not (0 <= self.lam < 1 and 0 <= self.mu <= 1 and self.temperature > 0 and (self.expected or 0) >= 0):
-            raise UsageError(
-                "FedPHP needs 0 <= lam < 1 (at 1 nothing is learnt from the labels), 0 <= mu <= 1, temperature > 0 "
-                f"and expected >= 0 or none; found {self}."
-            )
+        if not 0 <= self.lam < 1:
+            raise UsageError(f"FedPHP.lam must be 0 or more and below 1, which leaves no labels; found {self.lam}.")
+        if not 0 <= self.mu <= 1:
+            raise UsageError(f"FedPHP.mu must lie between 0 and 1; found {self.mu}.")
+        if not self.temperature > 0:
+            raise UsageError(f"FedPHP.temperature must be above 0; found {self.temperature}.")
+        if self.expected is not None and not self.expected >= 0:
+            raise UsageError(f"FedPHP.expected must be 0 or more, or none; found {self.expected}.")
 
     def init(self, net):
         none = torch.zeros((), dtype=net.dtype)
@@ -61,12 +65,11 @@ class FedPHP(Method):
 
 def mmd(s, t, mask):
     """The squared distance of two samples' mean embeddings, by five Gaussian kernels. s, t: [B, d]"""
-    n = len(s)
-    z = torch.cat([s, t])
-    real = z.new_ones(2 * n) if mask is None else mask.to(z.dtype).repeat(2)
-    pairs, m = torch.outer(real, real), real.sum()
-    d = (z[:, None] - z[None]).square().sum(2) * pairs  # [2B, 2B]
-    h = (d.detach().sum() / (m * (m - 1)).clamp(min=1.0)).clamp(min=1e-12)  # the mean of two different ones
+    real = s.new_ones(2 * len(s)) if mask is None else mask.to(s.dtype).repeat(2)
+    z = torch.where(real[:, None] > 0, torch.cat([s, t]), 0.0)
+    d = (z[:, None] - z[None]).square().sum(2)  # [2B, 2B]
+    m = real.sum()
+    h = ((real @ d.detach() @ real) / (m * (m - 1)).clamp(min=1.0)).clamp(min=1e-12)  # the mean of two different ones
     kernels = torch.stack([torch.exp(-d / (2.0**k * h)) for k in range(-2, 3)]).sum(0)
-    sign = torch.cat([real[:n], -real[n:]])
+    sign = torch.cat([real[: len(s)], -real[len(s) :]])
     return 4 * (sign @ kernels @ sign) / (m * m).clamp(min=1.0)  # m = 2 B
