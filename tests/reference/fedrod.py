@@ -21,7 +21,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from .world import Result, State, World, average, copy, initial, part, samples, size, train, write
+from .world import Result, State, World, average, copy, fresh, initial, part, samples, size, train, write
 
 
 class TwoHeads(nn.Module):
@@ -114,7 +114,7 @@ def balanced(world: World, g: Tensor, y: Tensor, count: Tensor, gamma: float) ->
 
 def generated(world: World, server: State) -> State:
     """The personal head that the client of this world makes with the newest hypernetwork."""
-    module = world.module()
+    module = fresh(world)
     write(module, server)
     weight, bias = module.made()
     return {"personal.weight": weight.detach().clone(), "personal.bias": bias.detach().clone()}
