@@ -52,6 +52,7 @@ class Phase:
     project: Callable[[Tree], Tree] | None
     beside: Any
     noise: int  # the key of whatever the network draws (dropout)
+    carried: tuple[str, ...] = ()
 
 
 Trainer = Callable[[Task, Phase], Tree]
@@ -108,6 +109,7 @@ class Client:
         gradients: float = 1,
         order: int | None = None,
         share: float = 1.0,
+        carried: Iterable[str] = (),
     ) -> Tree:
         """Mini-batch training of `w`; gives back all of it, trained.
 
@@ -126,6 +128,8 @@ class Client:
         beside: constants of each sample, [n, ...] or a tuple of such (a frozen model's logits, say): `batch.beside`.
         order: which shuffling; calls with the same number see the same batches. Default: 0, 1, ... call by call.
         share: the part of the training samples that this phase uses.
+        carried: entries that follow the steps without being trained (a running mean, say); `loss` then gives a pair,
+            its value and their next values.
         """
         epochs = self._settings.epochs if epochs is None else epochs
         if epochs == 0 or steps == 0 or self.n == 0:
@@ -133,7 +137,8 @@ class Client:
         if order is None:
             order, self._calls = self._calls, self._calls + 1
         buffers = self.task.net.buffers
-        trained = tuple(k for k in (w if only is None else only) if k not in buffers)
+        carried = tuple(carried)
+        trained = tuple(k for k in (w if only is None else only) if k not in buffers and k not in carried)
         if not trained:
             return w  # a network without a body, say
         if features is None and loss is None and only is not None and all(k in self.task.net.head for k in trained):
@@ -157,6 +162,7 @@ class Client:
             project=project,
             beside=beside,
             noise=orders.key(self._settings.seed, "noise", self.round, self.id, order),
+            carried=carried,
         )
         result = self._trainer(self.task, phase)
         if self.buffers is not None and all(w.get(k) is v for k, v in self.buffers.items()):

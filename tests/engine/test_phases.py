@@ -259,6 +259,25 @@ def test_passes_and_steps_are_counted():
     assert me.passes == pytest.approx(before + 5)
 
 
+@networks
+def test_what_is_carried_follows_the_steps_and_is_not_trained(fields):
+    """A running mean of the labels, in a phase that is otherwise the plain one."""
+    me, w = client(**fields)
+
+    def loss(task, w, batch):
+        return task.loss(w, batch), {"mean": 0.75 * w["mean"] + 0.25 * batch.y.double().mean()}
+
+    start = torch.ones((), dtype=torch.float64)
+    found = me.train(w | {"mean": start}, loss=loss, carried=("mean",))
+    mean = start.clone()
+    for epoch in range(2):
+        for batch in orders.batches(me.n, 4, 3, me.round, me.id, 0, epoch):
+            mean = 0.75 * mean + 0.25 * me._y[batch].double().mean()
+    assert float(found["mean"]) == pytest.approx(float(mean), rel=1e-14)
+    assert float(start) == 1
+    assert found.pick(w).equals(me.train(w, order=0))
+
+
 def test_sweeps_add_up_over_the_whole_training_set():
     me, w = client(sizes=(700, 5))
     x, y = me._x, me._y

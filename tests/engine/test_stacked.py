@@ -25,7 +25,8 @@ class Everything(Method):
     """Every argument that `train` has."""
 
     def init(self, net):
-        return State(server={"model": net.weights}, client={"mix": net.head.ones()})
+        mean = torch.zeros(net.features, dtype=net.dtype)
+        return State(server={"model": net.weights}, client={"mix": net.head.ones(), "mean": mean})
 
     def half(self, task, w, batch, scale):
         return scale * task.loss(w, batch)
@@ -33,12 +34,18 @@ class Everything(Method):
     def steer(self, g, w, anchor, strength):
         return g + strength * (w - anchor)
 
+    def carrying(self, task, w, batch):
+        z = task.features(w, batch.x)
+        mean = 0.5 * w["mean"] + 0.5 * torch.stack([batch.mean(column) for column in z.unbind(1)])
+        return task.criterion(task.head(w, z), batch) + mean.square().sum(), {"mean": mean.detach()}
+
     def local(self, me, down, mine):
         w = me.train(down["model"], loss=self.half, given=(torch.tensor(0.5),), steps=3)
         w = me.train(w, correct=self.steer, given=(down["model"], torch.tensor(0.3)), lr=0.05, order=5)
         w = me.train(w, only=me.task.net.head, project=lambda v: v.clamp(-0.5, 0.5), epochs=3, share=0.7)
         w = me.train(w, only=me.task.net.body)
-        return Up(mean={"model": w}), mine
+        w = me.train(w | {"mean": mine["mean"]}, only=w, loss=self.carrying, carried=["mean"])
+        return Up(mean={"model": w.drop(["mean"])}), {**mine, "mean": w["mean"]}
 
 
 CASES = {
@@ -57,6 +64,9 @@ def test_stacked_is_serial(case):
     method = Everything()
     one, two = run(experiment(method, **fields)), run(experiment(method, backend="stacked", **fields))
     assert close(one, two)
+    for i in range(8):
+        assert float((one.private(i)["mean"] - two.private(i)["mean"]).abs().max()) < 1e-12
+        assert one.private(i)["mean"].any()
     for a, b in zip(one.clients, two.clients, strict=True):
         assert a | {"loss": 0} == b | {"loss": 0}
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-10)

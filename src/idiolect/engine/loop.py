@@ -70,6 +70,7 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
             sent = {slot: copied(value) for slot, value in reply.up.rows.items()}  # type: ignore[union-attr]
             met[reply.client] = {**progress.rows[reply.client], **sent}
             done.bytes_up += nbytes(sent)
+            done.passes += reply.passes / run.clients
         progress.rows = Rows(progress.rows.template, met)
     return done
 

@@ -119,7 +119,7 @@ def _kind(p: Phase) -> tuple[Any, ...]:
     beside, form = pytree.tree_flatten(p.beside)
     each = (*((v.shape[1:], v.dtype) if isinstance(v, Tensor) else v for v in beside), str(form))
     width = max(len(i) for group in p.indices for i in group)
-    plain = (p.loss, p.correct, p.step, p.project, p.trained, p.lr, p.optimizer, p.clip)
+    plain = (p.loss, p.correct, p.step, p.project, p.trained, p.carried, p.lr, p.optimizer, p.clip)
     return (*plain, shapes, told, str(structure), each, isinstance(p.x, Features), width if len(p.y) == 1 else 0)
 
 
@@ -133,34 +133,41 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
     if len(phases) == 1:
         return [steps.train(task, p)]
     task.set_modes(p.weights, frozenset(p.trained))
-    params = [torch.stack([q.weights[k] for q in phases]).detach() for k in p.trained]  # [K, ...] each
-    frozen, frozen_dims = _join([{k: v for k, v in q.weights.items() if k not in p.trained} for q in phases])
+    names, T = (*p.trained, *p.carried), len(p.trained)
+    params = [torch.stack([q.weights[k] for q in phases]).detach() for k in names]  # [K, ...] each
+    frozen, frozen_dims = _join([{k: v for k, v in q.weights.items() if k not in names} for q in phases])
     given, given_dims = _join([q.given for q in phases])
     pool, offsets = _pool(phases)
     each = None if p.beside is None else _columns([q.beside for q in phases])
     labels = torch.cat([q.y for q in phases])
 
     def moved(values: list[Tensor], still: Any, told: Any, samples: Any, mask: Any) -> list[Tensor]:
-        """One client's step: the gradient to use, or the entries' next values where the phase has a `step`."""
+        """One client's step: the gradient to use, or the entries' next values where the phase has a `step`; then the
+        next values of carried entries."""
         batches = tuple(
             Batch(Features(x) if isinstance(p.x, Features) else x, y, m, e)
             for (x, y, e), m in zip(samples, mask, strict=True)
         )
-        own = Tree(zip(p.trained, values, strict=True))
+        own = Tree(zip(p.trained, values[:T], strict=True))
 
         def whole(values: list[Tensor]) -> Tree:
-            w = {**still, **dict(zip(p.trained, values, strict=True))}
+            w = {**still, **dict(zip(names, values, strict=True))}
             return Tree({k: w[k] for k in p.weights})
 
         if p.step is not None:
             new = p.step(task, whole(values), batches[0] if len(batches) == 1 else batches, p.lr, *told)
             return [new[k] for k in p.trained]
-        grads = torch.func.grad(lambda values: p.loss(task, whole(values), batches[0], *told))(values)
+
+        def loss(trained: list[Tensor]) -> Any:
+            value = p.loss(task, whole([*trained, *values[T:]]), batches[0], *told)
+            return value if p.carried else (value, {})
+
+        grads, then = torch.func.grad(loss, has_aux=True)(values[:T])
         if p.correct is not None:
-            names = [steps._aligned(t, p.trained) for t in told]
-            steered = p.correct(Tree(zip(p.trained, grads, strict=True)), own, *names)
+            aligned = [steps._aligned(t, p.trained) for t in told]
+            steered = p.correct(Tree(zip(p.trained, grads, strict=True)), own, *aligned)
             grads = [steered[k] for k in p.trained]
-        return clipped(grads, p.clip) if p.clip is not None else grads
+        return [*(clipped(grads, p.clip) if p.clip is not None else grads), *(then[k] for k in p.carried)]
 
     state: dict[str, Any] = {}
     for t in range(max(len(q.indices) for q in phases)):
@@ -181,15 +188,16 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
             if p.step is not None:
                 params = [v.detach().clone() for v in result]
             else:
-                p.optimizer.step_(params, [g.detach() for g in result], state, p.lr)
+                p.optimizer.step_(params[:T], [g.detach() for g in result[:T]], state, p.lr)
+                params[T:] = [v.detach().clone() for v in result[T:]]
             if p.project is not None:
-                projected = torch.vmap(p.project)(Tree(zip(p.trained, params, strict=True)))
-                params = [projected[k] for k in p.trained]
+                projected = torch.vmap(p.project)(Tree(zip(p.trained, params[:T], strict=True)))
+                params[:T] = [projected[k] for k in p.trained]
             if before is not None:  # a client whose batches are used up stands still
                 for v, old in zip(params, before, strict=True):
                     v.copy_(torch.where(active.reshape(-1, *[1] * (v.dim() - 1)), v, old))
-    trained = [{k: v[c].clone() for k, v in zip(p.trained, params, strict=True)} for c in range(len(phases))]
-    return [Tree({**q.weights, **own}) for q, own in zip(phases, trained, strict=True)]
+    moved_on = [{k: v[c].clone() for k, v in zip(names, params, strict=True)} for c in range(len(phases))]
+    return [Tree({**q.weights, **own}) for q, own in zip(phases, moved_on, strict=True)]
 
 
 def _pool(phases: list[Phase]) -> tuple[Tensor, list[int]]:

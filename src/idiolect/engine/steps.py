@@ -37,7 +37,10 @@ def train(task: Task, phase: Phase) -> Tree:
                     mine[k].copy_(moved[k])
             continue
         batch = batches[0]
-        value = phase.loss(task, live, batch, *given)
+        value: Any = phase.loss(task, live, batch, *given)
+        then: Any = {}
+        if phase.carried:
+            value, then = value
         grads = list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
             if phase.correct is not None:
@@ -46,10 +49,13 @@ def train(task: Task, phase: Phase) -> Tree:
             if phase.clip is not None:
                 grads = clipped(grads, phase.clip)
             phase.optimizer.step_(plain, grads, state, phase.lr)
+            for k in phase.carried:
+                live[k].copy_(then[k])
             if phase.project is not None:
                 for k, v in phase.project(mine).items():
                     mine[k].copy_(v)
-    return Tree({k: _kept(k, v, live, task) for k, v in phase.weights.items()})
+    moving = task.net.buffers.union(phase.carried)
+    return Tree({k: _kept(v, live[k], k in moving) for k, v in phase.weights.items()})
 
 
 def rows(x: Any, indices: Tensor) -> Any:
@@ -70,9 +76,8 @@ def _aligned(value: Any, names: tuple[str, ...]) -> Any:
     return value.pick(names) if isinstance(value, Tree) and all(k in value for k in names) else value
 
 
-def _kept(name: str, before: Tensor, live: Tree, task: Task) -> Tensor:
-    """A copy of a trained entry or moved buffer; a frozen entry is handed on as it came."""
-    after = live[name]
-    if after.requires_grad or (name in task.net.buffers and not torch.equal(after, before)):
+def _kept(before: Tensor, after: Tensor, moving: bool) -> Tensor:
+    """A copy of a trained entry, or of a buffer or carried one that moved; a frozen entry is handed on as it came."""
+    if after.requires_grad or (moving and not torch.equal(after, before)):
         return after.detach().clone(memory_format=torch.contiguous_format)
     return before

@@ -187,7 +187,8 @@ class Context:
     def _do(self, job: Job) -> Reply:
         try:
             if job.kind == "hello":
-                return Reply(job.client, Up(rows=self.method.hello(self.client(job), job.down, job.mine)), None)
+                me = self.client(job)
+                return Reply(job.client, Up(rows=self.method.hello(me, job.down, job.mine)), None, passes=me.passes)
             return self.local(job) if job.kind == "local" else self.received(job)
         except (UsageError, ContractError, ClientError):
             raise
