@@ -335,7 +335,12 @@ def parted_in_order(me: Client, share: float) -> tuple[Client, Client]:
     return me._part(torch.arange(first)), me._part(torch.arange(first, me.n))
 
 
-DRAWN = {"fedala": {"share": 1.0}, "fedah": {"share": 1.0}, "fedfomo": {"models": CLIENTS}}  # what leaves no choice
+DRAWN = {
+    "fedala": {"share": 1.0},
+    "fedah": {"share": 1.0},
+    "fedfomo": {"models": CLIENTS},
+    "fedcp": {"noise": False},
+}  # what leaves no choice
 
 
 @every_method

@@ -59,7 +59,18 @@ def test_identical_clients_are_one_client(name):
     assert moved(one.server["model"], one.context.net.weights) > 1e-2
 
 
-RATES_OF_THEIR_OWN = ("scaffold", "fedala", "fedah", "fedpam", "fedaims", "fedsimsup", "fedas", "pfedme", "fedpac")
+RATES_OF_THEIR_OWN = (
+    "scaffold",
+    "fedala",
+    "fedah",
+    "fedpam",
+    "fedaims",
+    "fedsimsup",
+    "fedas",
+    "pfedme",
+    "fedpac",
+    "pfedfda",
+)
 
 
 @pytest.mark.parametrize("name", [n for n in catalogue.names() if n not in RATES_OF_THEIR_OWN])
