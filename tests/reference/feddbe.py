@@ -4,8 +4,8 @@ takes up the mean of its features, so that the shared ones can be drawn to one c
     loss = CE(head(z + b_i), y) + kappa * mean over dimensions of (m - zbar)^2 / 2,   z = body(x)
     m <- (1 - mean_momentum) * m + mean_momentum * (the batch's mean z),  0 at first, without its gradient
 
-Before round 0 all clients train as in FedAvg from the initial model (order 10) and send the mean m_i of their
-features in eval mode; zbar = sum_i n_i m_i / sum_i n_i, for good. What they trained is thrown away. Then FedAvg
+Before round 0 all clients train as in FedAvg from the initial model (order 10), following m from 0, and send where
+it ends, m_i; zbar = sum_i n_i m_i / sum_i n_i, for good. What they trained is thrown away. Then FedAvg
 with that loss, b_i (zeros at first, entry "bias") trained by the same SGD. personal_bias=False leaves it 0.
 """
 
@@ -16,7 +16,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from .fedproto import features
+from .fedproto import Featured, features
 from .world import Result, State, World, average, copy, initial, samples, size, train
 
 FIRST_ORDER = 10
@@ -41,7 +41,7 @@ class Biased(nn.Module):
 
 def run(world: World, kappa: float = 50.0, mean_momentum: float = 1.0, personal_bias: bool = True) -> Result:
     server = initial(world)
-    means = [first_mean(world, i) for i in range(world.clients)]
+    means = [first_mean(world, i, mean_momentum) for i in range(world.clients)]
     sizes = [size(world, i) for i in range(world.clients)]
     zbar = sum(n * m for n, m in zip(sizes, means, strict=True)) / sum(sizes)
     biases = [torch.zeros_like(zbar) for _ in range(world.clients)]
@@ -59,10 +59,19 @@ def run(world: World, kappa: float = 50.0, mean_momentum: float = 1.0, personal_
     return Result(server, clients, {"mean": zbar, "logits": found})
 
 
-def first_mean(world: World, i: int) -> Tensor:
-    """m_i: the mean feature of client i after its training before round 0."""
-    w = train(world, initial(world), i, 0, order=FIRST_ORDER)
-    return features(world, w, samples(world, i)[0]).mean(0)
+def first_mean(world: World, i: int, mean_momentum: float) -> Tensor:
+    """m_i: the running mean of client i's features at the end of its training before round 0."""
+    means = []
+
+    def objective(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+        scores, z = outputs
+        means.append(z.detach().mean(0))
+        return world.loss(scores, y)
+
+    followed = dataclasses.replace(world, module=lambda: Featured(world.module()), loss=objective)
+    train(followed, initial(world), i, 0, order=FIRST_ORDER)
+    share = mean_momentum
+    return sum(share * (1 - share) ** (len(means) - 1 - k) * mean for k, mean in enumerate(means))
 
 
 def debiased(world: World, kappa: float, mean_momentum: float, personal_bias: bool, zbar: Tensor) -> World:

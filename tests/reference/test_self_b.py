@@ -446,13 +446,29 @@ def test_feddbe_first_phase_is_of_all_clients_and_thrown_away():
     assert same(feddbe.run(dataclasses.replace(world, rounds=0)).server, initial(world))
 
 
-def test_feddbe_common_mean_is_that_of_all_samples():
-    world = toy(lr=lambda r: 0.0, norm=True)
+def test_feddbe_common_mean_is_that_of_all_samples_in_full_batches():
+    world = toy(lr=lambda r: 0.0, batches=lambda i, *_: [torch.arange(SIZES[i])])
     z = torch.cat([fedproto.features(world, initial(world), samples(world, i)[0]) for i in range(world.clients)])
     assert torch.allclose(feddbe.run(world).extra["mean"], z.mean(0))
-    moved = toy(rounds=0)
-    z = [fedproto.features(moved, train(moved, initial(moved), i, 0, order=10), moved.data(i)[0]) for i in range(8)]
-    assert torch.allclose(feddbe.run(moved).extra["mean"], torch.cat(z).mean(0))
+
+
+def test_feddbe_common_mean_is_of_running_means_through_the_first_training():
+    world, total = toy(rounds=0), 0.0
+    for i in range(world.clients):
+        module, x, y = fresh(world), *samples(world, i)
+        steps, m = (
+            torch.optim.SGD(module.parameters(), world.lr(0), world.momentum, weight_decay=world.weight_decay),
+            0.0,
+        )
+        for epoch in range(world.epochs):
+            for batch in world.batches(i, 0, 10, epoch):
+                z = module.body(x[batch])
+                m = 0.7 * m + 0.3 * z.mean(0).detach()
+                steps.zero_grad()
+                world.loss(module.head(z), y[batch]).backward()
+                steps.step()
+        total = total + SIZES[i] * m
+    assert torch.allclose(feddbe.run(world, mean_momentum=0.3).extra["mean"], total / sum(SIZES))
 
 
 def test_feddbe_bias_can_be_moved_into_the_head():
