@@ -250,14 +250,17 @@ class Client:
         with torch.no_grad():
             return self.task.losses(self.logits(w), self._y).mean()
 
+    @property
+    def labels(self) -> Tensor:
+        """Classes of the training set, in the order of `features` and `logits`. [n]"""
+        if self.task.kind == "squared":
+            raise UsageError("The method asks for samples' classes; found data of the loss 'squared'. Use other data.")
+        return self._y
+
     @cached_property
     def counts(self) -> Tensor:
         """Training samples per class, over the whole training set. [classes]"""
-        if self.task.kind == "squared":
-            raise UsageError(
-                "The method counts samples by class; found data of the loss 'squared'. Use data with classes."
-            )
-        return torch.bincount(self._y, minlength=self.task.classes).to(self.task.net.dtype)
+        return torch.bincount(self.labels, minlength=self.task.classes).to(self.task.net.dtype)
 
 
 def _plain(task: Task, w: Tree, batch: Batch, *given: Any) -> Tensor:
