@@ -128,6 +128,13 @@ class Net:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(self.seed, "extra", part))
             module = strip_counters(nets.build(network, self.shape, self.classes, **options)).to(self.dtype)
+        return self._beside(part, module)
+
+    def twin(self, part: str) -> Tree:
+        """A copy of this network beside it, with the same initial weights; named, and asked for, as in `add`."""
+        return self._beside(part, copy.deepcopy(self.module))
+
+    def _beside(self, part: str, module: nn.Module) -> Tree:
         self.others[part] = module
         self.buffers |= {f"{part}.{k}" for k, _ in module.named_buffers()}
         return Tree({f"{part}.{k}": v.detach().clone() for k, v in _named(module)})
