@@ -86,6 +86,7 @@ def world(experiment: Run, supervisor: Any = None) -> World:
         clients=experiment.clients, rounds=experiment.rounds, classes=context.classes, participants=experiment.participants,
         data=lambda i: context.shards.part("train", i), batches=batches, module=lambda: experiment.module(), lr=context.rate,
         epochs=experiment.epochs, momentum=experiment.momentum, weight_decay=experiment.weight_decay, linear=linear, split=split, draw=draw,
+        another=lambda purpose: dict(context.net.fresh(purpose)),
         loss=lambda out, y: 0.5 * (out - y).square().sum(1).mean() if context.loss == "squared" else torch.nn.functional.cross_entropy(out, y),
     )  # fmt: skip
 

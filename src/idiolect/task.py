@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -118,15 +119,13 @@ class Net:
         """A further network beside this one, its weights named below `part.`; losses ask for it by
         `task.logits(w, x, part)`. `network` is its name, by default this one's; `share` scales its parameters."""
         from idiolect import nets
-        from idiolect.engine.orders import key
 
         options = self.options if network is None else {}
         if (network := network or self.name) is None:
             raise UsageError(f"A network given as an object has no second copy to serve as {part}; name one.")
         if share is not None:
             options = nets.scaled(network, self.shape, self.classes, share, **options)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(key(self.seed, "extra", part))
+        with self._drawing("extra", part):
             module = strip_counters(nets.build(network, self.shape, self.classes, **options)).to(self.dtype)
         return self._beside(part, module)
 
@@ -138,6 +137,27 @@ class Net:
         self.others[part] = module
         self.buffers |= {f"{part}.{k}" for k, _ in module.named_buffers()}
         return Tree({f"{part}.{k}": v.detach().clone() for k, v in _named(module)})
+
+    def fresh(self, purpose: str) -> Tree:
+        """The weights of another initialisation of this network: a function of (seed, purpose) alone. The layers of a
+        network given as an object draw theirs anew (`reset_parameters`)."""
+        from idiolect import nets
+
+        with self._drawing("fresh", purpose):
+            if self.name is None:
+                module = _redrawn(self.module)
+            else:
+                module = nets.build(self.name, self.shape, self.classes, **self.options)
+        return Tree(_named(module)).pick(self.weights).to(self.dtype).clone()
+
+    @contextmanager
+    def _drawing(self, *purpose: str) -> Iterator[None]:
+        """PyTorch's random state is a function of (seed, purpose) inside, and what it was afterwards."""
+        from idiolect.engine.orders import key
+
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(key(self.seed, *purpose))
+            yield
 
     @property
     def _body(self) -> nn.Module:
@@ -328,6 +348,22 @@ def _whole(net: Net) -> nn.Module:
     for part, other in net.others.items():
         module.add_module(part, copy.deepcopy(other))
     return module
+
+
+def _redrawn(module: nn.Module) -> nn.Module:
+    """A copy whose layers have drawn their weights anew."""
+    module = copy.deepcopy(module)
+    for name, m in module.named_modules():
+        if isinstance(m, NORMS) and m.track_running_stats:
+            m.num_batches_tracked = torch.tensor(0)  # which it resets too
+        if callable(draw := getattr(m, "reset_parameters", None)):
+            draw()
+        elif any(True for _ in m.parameters(recurse=False)):
+            raise UsageError(
+                f"Another initialisation of a network given as an object needs `reset_parameters` of every layer; "
+                f"{name or type(module).__name__} ({type(m).__name__}) has none. Add it, or name a network."
+            )
+    return strip_counters(module)
 
 
 def _prefixes(name: str) -> list[str]:

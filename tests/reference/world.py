@@ -36,6 +36,8 @@ class World:
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy  # (outputs, labels) -> mean
     # (name, inputs, outputs) -> initial weight and bias of an extra layer, for the methods that have one
     linear: Callable[[str, int, int], tuple[Tensor, Tensor]] | None = None
+    # purpose -> another initial state of the whole network, independent of the first
+    another: Callable[[str], State] | None = None
     # (client, share) -> its sample numbers in two parts, ascending: ceil(share * n) to train on, the rest held out
     split: Callable[[int, float], tuple[Tensor, Tensor]] | None = None
     # (purpose, round, client) -> a generator of this draw alone
