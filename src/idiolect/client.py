@@ -114,7 +114,7 @@ class Client:
         """Mini-batch training of `w`; gives back all of it, trained.
 
         only: the names that are trained (a Tree serves); the rest is constant and in eval mode. Default: all but
-            normalisation buffers.
+            normalisation buffers and integers.
         loss: `loss(task, w, batch, *given)`; default the run's loss of the network's logits.
         correct: `correct(g, w, *given)` gives the gradient to use. It sees the trained entries alone, of `given` too.
         step: `step(task, w, batch, lr, *given)` gives the entries' next values, in place of a gradient step; `gradient`
@@ -137,8 +137,8 @@ class Client:
         if order is None:
             order, self._calls = self._calls, self._calls + 1
         buffers = self.task.net.buffers
-        carried = tuple(carried)
-        trained = tuple(k for k in (w if only is None else only) if k not in buffers and k not in carried)
+        fixed = {*buffers, *(carried := tuple(carried))}
+        trained = tuple(k for k in (w if only is None else only) if k not in fixed and w[k].is_floating_point())
         if not trained:
             return w  # a network without a body, say
         if features is None and loss is None and only is not None and all(k in self.task.net.head for k in trained):

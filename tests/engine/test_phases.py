@@ -7,8 +7,11 @@ import torch
 from torch import nn
 
 from harness import experiment, federation, moved
+from idiolect.data import federate
+from idiolect.data.sources import quadratics
 from idiolect.engine import orders
 from idiolect.engine.work import Job
+from idiolect.errors import UsageError
 from idiolect.nets import Network
 from idiolect.optim import SGD, Adam
 from idiolect.task import Features
@@ -174,6 +177,38 @@ def test_other_trees_than_the_network_are_trained_too():
             grads = torch.autograd.grad(nn.functional.cross_entropy(logits, y[batch]), list(leaves.values()))
             expected = Tree({k: v - g for (k, v), g in zip(expected.items(), grads, strict=True)})
     assert moved(found, expected) < 1e-12
+
+
+def test_integers_beside_the_network_are_constants():
+    me, w = client()
+    both = w | {"labels": me.labels, "more": torch.ones(3, dtype=torch.float64)}
+
+    def loss(task, w, batch):
+        return task.loss(w, batch) + (w["more"] * w["labels"][:3]).sum()
+
+    after = me.train(both, loss=loss)
+    assert torch.equal(after["labels"], me.labels)
+    assert moved(after.pick(["more"]), both.pick(["more"])) > 1e-3
+    assert moved(after.pick(w), me.train(w, order=0)) == 0
+
+
+def test_labels_stand_in_the_order_of_features():
+    me, w = client()
+    seen = me.sweep(w, lambda task, w, batch: {"sum": batch.by_class(task.features(w, batch.x), 3)})["sum"]
+    z = me.features(w)
+    found = torch.stack([z[me.labels == c].sum(0) for c in range(3)])
+    torch.testing.assert_close(found, seen, rtol=0, atol=1e-12)
+    assert me.counts.tolist() == [int((me.labels == c).sum()) for c in range(3)]
+    part, _ = me.split(0.5)
+    assert len(part.labels) == part.n == len(part.features(w))
+
+
+def test_data_without_classes_have_no_labels():
+    fed = federate(quadratics.load(), "given", 2, 0, test=0.0)
+    me, _ = client(federation=fed, network="point", network_options={})
+    for ask in ("labels", "counts"):
+        with pytest.raises(UsageError, match="asks for samples' classes"):
+            getattr(me, ask)
 
 
 def test_calls_with_the_same_order_see_the_same_batches():
