@@ -136,8 +136,7 @@ class Client:
             return w
         if order is None:
             order, self._calls = self._calls, self._calls + 1
-        buffers = self.task.net.buffers
-        fixed = {*buffers, *(carried := tuple(carried))}
+        fixed = {*self.task.net.buffers, *(carried := tuple(carried))}
         trained = tuple(k for k in (w if only is None else only) if k not in fixed and w[k].is_floating_point())
         if not trained:
             return w  # a network without a body, say
