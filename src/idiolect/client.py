@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -182,15 +182,26 @@ class Client:
         first = min(max(math.ceil(share * self.n - 1e-9), 1), max(self.n - 1, 1))
         return self._part(order[:first].sort().values), self._part(order[first:].sort().values)
 
-    def _part(self, rows: Tensor) -> Client:
+    def over(self, x: Tensor, y: Tensor, batch_size: int | None = None) -> Client:
+        """This client's view of other samples than its own (condensed ones, say). What is trained on them counts as
+        passes over the client's own: the share of them that so many samples are."""
         part = copy.copy(self)
-        part._x, part._y, part.n, part._known = self._x[rows], self._y[rows], len(rows), None
+        part._x, part._y, part.n, part._known = x, y, len(y), None
         part.__dict__.pop("counts", None)
+        if batch_size is not None:
+            part._settings = replace(self._settings, batch_size=batch_size)
         return part
+
+    def _part(self, rows: Tensor) -> Client:
+        return self.over(self._x[rows], self._y[rows])
 
     def draw(self, purpose: str) -> np.random.Generator:
         """Randomness of this client in this round for a named purpose."""
         return orders.draw(self._settings.seed, purpose, self.round, self.id)
+
+    def fresh(self, purpose: str) -> Tree:
+        """Another initialisation of the network, this client's in this round for a named purpose."""
+        return self.task.net.fresh(repr((purpose, self.round, self.id))).to(self._y.device)
 
     def _indices(self, epochs: int, steps: int | None, order: int, share: float) -> list[Tensor]:
         s = self._settings
@@ -248,6 +259,11 @@ class Client:
         """The run's loss over the training set (eval mode)."""
         with torch.no_grad():
             return self.task.losses(self.logits(w), self._y).mean()
+
+    @property
+    def inputs(self) -> Tensor:
+        """The training set itself, in the order of `labels`. [n, ...]"""
+        return self._x
 
     @property
     def labels(self) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 
 import idiolect
 from idiolect import catalogue
+from idiolect.client import Phase
 from idiolect.data import Dataset
 from idiolect.engine.loop import Progress, loop
 from idiolect.engine.serial import Serial
@@ -24,6 +25,8 @@ from idiolect.errors import UsageError
 from idiolect.experiment import Run
 from idiolect.method import Method, Rows
 from idiolect.running import one_thread
+from idiolect.task import Task
+from idiolect.tree import Tree
 
 HOMES = ("mean", "sum", "rows")
 REFUSED: dict[str, dict[str, Any]] = {
@@ -114,13 +117,15 @@ def _source(kind: type[Method]) -> str:
 
 
 class Watched(Serial):
-    """The serial backend, which remembers the last training job, and whether a client had to train to predict."""
+    """The serial backend, which remembers the last training job and what was asked before it, and whether a client had
+    to train to predict. A step of each phase is enough to see that."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         context.trainer = self._train
         self.trains_to_predict = False
         self.last: tuple[Job, Reply] | None = None
+        self.asked: Reply | None = None
 
     def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
         for job in jobs:
@@ -128,11 +133,13 @@ class Watched(Serial):
             reply = self.context.do(job)
             if job.kind == "local":
                 self.last = job, reply
+            elif job.kind == "ask":
+                self.asked = reply
             yield reply
 
-    def _train(self, *phase: Any) -> Any:
+    def _train(self, task: Task, phase: Phase) -> Tree:
         self.trains_to_predict |= self._kind == "received"
-        return train(*phase)
+        return train(task, dataclasses.replace(phase, indices=phase.indices[:1]))
 
 
 @cache
@@ -154,7 +161,8 @@ def facts(name: str) -> Facts:
     job, reply = backend.last
     assert reply.up is not None
     assert reply.mine is not None
-    sent = {home: _bytes(getattr(reply.up, home)) for home in HOMES}
+    ups = [r.up for r in (backend.asked, reply) if r is not None]
+    sent = {home: {k: n for up in ups for k, n in _bytes(getattr(up, home)).items()} for home in HOMES}
     needs = []
     if reply.mine:
         needs.append("state kept by clients")
@@ -162,6 +170,8 @@ def facts(name: str) -> Facts:
         needs.append("individual replies at the server")
     if context.method.says_hello:
         needs.append("a first message from every client")
+    if context.method.asks:
+        needs.append("two exchanges in a round")
     if backend.trains_to_predict:
         needs.append("training before prediction")
     needs += [need for need, fields in REFUSED.items() if _refuses(name, fields)]

@@ -66,6 +66,12 @@ class Facts:
     lr: float
     rounds: int
     seed: int
+    view: Callable[[Tensor, Tensor], Client] | None = field(default=None, repr=False, compare=False)
+
+    def over(self, x: Tensor, y: Tensor) -> Client:
+        """A view like a client's of samples that the server has, to train on with the run's settings."""
+        assert self.view is not None
+        return self.view(x, y)
 
     def draw(self, purpose: str, client: int) -> np.random.Generator:
         """Randomness about a client in this round for a named purpose."""
@@ -126,6 +132,14 @@ class Method:
         """What the server's slots hold for clients that predict, where that is not what training starts from."""
         return server
 
+    def ask(self, me: Client, down: Slots, mine: Slots) -> Up:
+        """A first exchange of a round: what a participant says before `local`. Default: there is none."""
+        return Up()
+
+    def answered(self, server: Slots, rows: Rows, up: Up, run: Facts) -> tuple[Slots, Rows]:
+        """What the server makes of the answers to `ask`; `down` of it is what `local` receives."""
+        return server, rows
+
     def local(self, me: Client, down: Slots, mine: Slots) -> tuple[Up, Slots]:
         """One client's round: its reply, and its new private state."""
         raise NotImplementedError
@@ -153,6 +167,10 @@ class Method:
     @property
     def says_hello(self) -> bool:
         return type(self).hello is not Method.hello
+
+    @property
+    def asks(self) -> bool:
+        return type(self).ask is not Method.ask
 
     @property
     def name(self) -> str:
@@ -192,6 +210,16 @@ class Wrapper(Method):
 
     def published(self, server: Slots) -> Slots:
         return self.inner.published(server)
+
+    def ask(self, me: Client, down: Slots, mine: Slots) -> Up:
+        return self.inner.ask(me, down, mine)
+
+    @property
+    def asks(self) -> bool:
+        return self.inner.asks
+
+    def answered(self, server: Slots, rows: Rows, up: Up, run: Facts) -> tuple[Slots, Rows]:
+        return self.inner.answered(server, rows, up, run)
 
     def local(self, me: Client, down: Slots, mine: Slots) -> tuple[Up, Slots]:
         return self.inner.local(me, down, mine)

@@ -19,7 +19,7 @@ SERVER = {"model": model(0)}
 
 def reduced(replies, server=SERVER):
     """`replies`: (client, up, samples)."""
-    reduction = Reduction("fedavg", server)
+    reduction = Reduction("fedavg.local", server)
     for reply in replies:
         reduction.add(*reply)
     return reduction
@@ -85,7 +85,7 @@ def test_rows_stand_in_the_order_of_ids_whatever_came_first():
 
 def test_replies_may_be_overwritten_once_they_are_added():
     """They are views of a buffer that the next reply will fill."""
-    reduction = Reduction("m", SERVER)
+    reduction = Reduction("m.local", SERVER)
     buffer = model(1)
     for i in (1, 2):
         for k, v in model(i).items():
@@ -109,7 +109,7 @@ def test_the_order_of_adding_decides_the_bits_and_nothing_else_does():
 def test_nothing_sent_is_nothing():
     up = reduced([(0, Up(), 3), (1, Up(), 4)]).result()
     assert (up.mean, up.sum, up.rows) == ({}, {}, {})
-    assert Reduction("m", SERVER).result().mean == {}
+    assert Reduction("m.local", SERVER).result().mean == {}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_nothing_sent_is_nothing():
     ],
 )
 def test_what_breaks_the_contract_is_named(replies, sentence):
-    reduction, last = Reduction("m", SERVER), len(replies) - 1
+    reduction, last = Reduction("m.local", SERVER), len(replies) - 1
     for i, up in enumerate(replies[:-1]):
         reduction.add(i, up, 1)
     with pytest.raises(ContractError) as error:

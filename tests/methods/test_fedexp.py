@@ -100,7 +100,7 @@ def stepped(method: FedEXP, updates: list[Tree], sizes: list[int] | None = None,
         "statistics": buffers.zeros(),
         "step": torch.ones((), dtype=torch.float64),
     }
-    reduction = Reduction("fedexp", server)
+    reduction = Reduction("fedexp.local", server)
     for i, d in enumerate(updates):
         weight = 1.0 if method.weights == "uniform" else None
         mean = {"model": d | buffers, "square": d.dot(d)}

@@ -177,7 +177,7 @@ def combined(method, tables, before=None):
     """The server's round with these (sums, counts) as the clients would send them."""
     classes, width = tables[0][0].shape
     server = before or {"prototype": torch.zeros(classes, width).double(), "known": torch.zeros(classes) > 0}
-    reduction = Reduction("fedproto", server)
+    reduction = Reduction("fedproto.local", server)
     for i, (sums, counts) in enumerate(tables):
         me = SimpleNamespace(counts=counts, train=lambda w, **_: w, sweep=lambda *_, sums=sums: sums)
         up, _ = method.local(me, server, {"model": Tree()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from idiolect.engine.orders import draw
@@ -12,7 +13,7 @@ from idiolect.engine.reduce import Reduction, copied
 from idiolect.engine.store import Store
 from idiolect.engine.wire import nbytes
 from idiolect.engine.work import Context, Job, Reply, Score, checked
-from idiolect.method import Facts, Rows, Slots, Up
+from idiolect.method import Facts, Rows, Slots
 
 
 class Backend(Protocol):
@@ -78,44 +79,52 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
 def one_round(run: Any, context: Context, backend: Backend, progress: Progress) -> Report:
     started, r, method = time.perf_counter(), progress.round, context.method
     ids = run.participants(r)
+    lost = tuple(i for i in ids if run.drop and draw(run.seed, "drop", r, i).random() < run.drop)
+    done = Report(r + 1, tuple(ids), lost)
     if ids:
-        sizes = {i: context.shards.size("train", i) for i in ids}
-        known = facts(run, context, r, sizes)
+        known = facts(run, context, r, {i: context.shards.size("train", i) for i in ids})
         progress.server, progress.rows = method.plan(progress.server, progress.rows, known)
-    reduction = Reduction(method.name, progress.server)
-    lost, done = [], Report(r + 1, tuple(ids))
-    jobs = turns(context, progress, "local", ids, score=run.evaluates(r + 1))
-    for reply in backend.do(jobs):
-        i, n = reply.client, context.shards.size("train", reply.client)
-        done.passes += reply.passes / len(ids)
-        if run.drop and draw(run.seed, "drop", r, i).random() < run.drop:
-            lost.append(i)  # neither its reply nor its new state counts
-            continue
-        assert reply.up is not None
-        assert reply.mine is not None
-        checked(f"{method.name}.local", "mine", reply.mine, progress.store.template(i), f"client {i}, round {r}")
-        reduction.add(i, reply.up, n)
-        progress.store.write(i, reply.mine)
-        done.trained[i] = reply.scores
-        done.bytes_up += nbytes([reply.up.mean, reply.up.sum, reply.up.rows])
-    done.bytes_down = sum(nbytes(method.down(progress.server, progress.rows[i])) for i in ids)
-    done.dropped = tuple(sorted(lost))
-    if reduction.weights:
-        up: Up = reduction.result()
-        known = facts(run, context, r, reduction.weights)
-        server, rows = method.server(progress.server, progress.rows, up, known)
-        checked(f"{method.name}.server", "server", server, context.state.server, f"round {r}")
-        progress.server, progress.rows = server, rows
+    told = []  # what the server held at each exchange; what comes down twice is sent once
+    for kind, take in (("ask", "answered"), ("local", "server"))[not method.asks :]:
+        told.append((progress.server, progress.rows))
+        heard = exchange(run, context, backend, progress, done, kind)
+        if not heard.weights:
+            break  # nobody was: there is nothing to answer
+        known = facts(run, context, r, heard.weights)
+        progress.server, progress.rows = getattr(method, take)(*told[-1], heard.result(), known)
+        checked(f"{method.name}.{take}", "server", progress.server, context.state.server, f"round {r}")
+    done.bytes_down = sum(nbytes([method.down(server, rows[i]) for server, rows in told]) for i in ids)
     progress.round = r + 1
     done.notes = dict(method.notes(progress.server))
     done.seconds_train = time.perf_counter() - started
     return done
 
 
+def exchange(run: Any, context: Context, backend: Backend, progress: Progress, done: Report, kind: str) -> Reduction:
+    """A message to each participant, and the replies of those that are not lost: of the others neither the reply nor
+    the new state counts."""
+    name, r = f"{context.method.name}.{kind}", progress.round
+    reduction = Reduction(name, progress.server)
+    for reply in backend.do(turns(context, progress, kind, done.participants, score=run.evaluates(r + 1))):
+        i = reply.client
+        done.passes += reply.passes / len(done.participants)
+        if i in done.dropped:
+            continue
+        assert reply.up is not None
+        reduction.add(i, reply.up, context.shards.size("train", i))
+        if reply.mine is not None:
+            checked(name, "mine", reply.mine, progress.store.template(i), f"client {i}, round {r}")
+            progress.store.write(i, reply.mine)
+            done.trained[i] = reply.scores
+        done.bytes_up += nbytes([reply.up.mean, reply.up.sum, reply.up.rows])
+    return reduction
+
+
 def facts(run: Any, context: Context, r: int, weights: Mapping[int, float]) -> Facts:
     """What the server may know of a round in which these clients count, with these weights."""
     ids = tuple(sorted(weights))
-    return Facts(r, run.clients, ids, tuple(weights[i] for i in ids), context.rate(r), run.rounds, run.seed)
+    weighed = tuple(weights[i] for i in ids)
+    return Facts(r, run.clients, ids, weighed, context.rate(r), run.rounds, run.seed, partial(context.server, r))
 
 
 def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, done: Report) -> Report:

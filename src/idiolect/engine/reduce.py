@@ -16,7 +16,7 @@ from idiolect.tree import Tree, stack
 class Reduction:
     """A running mean, a running sum, and the rows. Memory: one model for the mean, however many reply.
 
-    The mean moves by weight/total towards each reply: equal replies give exactly themselves."""
+    The mean moves by weight/total towards each reply: equal replies give exactly themselves. `name`: whose replies."""
 
     def __init__(self, name: str, server: Any) -> None:
         self.name, self.server = name, server
@@ -63,19 +63,19 @@ class Reduction:
                     for t in value.values() if isinstance(value, Tree) else [value]:
                         if not t.is_floating_point():
                             raise ContractError(
-                                f"{self.name}.local returned {entry} of {t.dtype}, which has no mean ({where})."
+                                f"{self.name} returned {entry} of {t.dtype}, which has no mean ({where})."
                             )
                     if slot in self.server:
-                        match(f"{self.name}.local", entry, value, self.server[slot], where)
+                        match(self.name, entry, value, self.server[slot], where)
             if self._first is not None:
                 first = getattr(self._first, kind)
                 if first.keys() != slots.keys():
                     raise ContractError(
-                        f"{self.name}.local returned up.{kind} with slots {', '.join(slots) or 'none'}, other clients "
+                        f"{self.name} returned up.{kind} with slots {', '.join(slots) or 'none'}, other clients "
                         f"{', '.join(first) or 'none'} ({where}). Every reply has the same slots."
                     )
                 for slot, value in slots.items():
-                    match(f"{self.name}.local", f'up.{kind}["{slot}"]', value, first[slot], where)
+                    match(self.name, f'up.{kind}["{slot}"]', value, first[slot], where)
 
 
 def copied(value: Any) -> Any:

@@ -86,8 +86,8 @@ class Score:
 
 @dataclass(frozen=True)
 class Job:
-    """One client's turn: to introduce itself ("hello"), to train ("local"), to be evaluated as received ("received"),
-    or to hand over the weights of that evaluation ("personal")."""
+    """One client's turn: to introduce itself ("hello"), to say what it is asked before it trains ("ask"), to train
+    ("local"), to be evaluated as received ("received"), or to hand over the weights of that evaluation ("personal")."""
 
     kind: str
     client: int
@@ -167,6 +167,11 @@ class Context:
             id=job.client, round=job.round, visits=job.visits, lr=self.rate(job.round),
         )  # fmt: skip
 
+    def server(self, round: int, x: Tensor, y: Tensor) -> Client:
+        """What the server trains with, where a method gives it samples: on the CPU, as all that the server does."""
+        task = self.task if self.device == "cpu" else Task(self.net, self.loss)
+        return Client(task, x, y, self.settings, self.trainer, id=-1, round=round, visits=round, lr=self.rate(round))
+
     @cached_property
     def resident(self) -> Shards:
         """The samples where clients train."""
@@ -189,6 +194,9 @@ class Context:
             if job.kind == "hello":
                 me = self.client(job)
                 return Reply(job.client, Up(rows=self.method.hello(me, job.down, job.mine)), None, passes=me.passes)
+            if job.kind == "ask":
+                job, me = self.open(job)[0], self.client(job)
+                return Reply(job.client, self.method.ask(me, job.down, job.mine), None, passes=me.passes)
             return self.local(job) if job.kind == "local" else self.received(job)
         except (UsageError, ContractError, ClientError):
             raise

@@ -70,6 +70,10 @@ class FedLAG(Wrapper):
         down = {slot: v for slot, v in self.inner.down(server, row).items() if slot not in NOTED}
         return {**down, "model": down["model"].drop(kept(down["model"], server))} if row["uploaded"] else down
 
+    def answered(self, server, rows, up, run):
+        new, rows = self.inner.answered(server, rows, up, run)
+        return {**server, **new}, rows
+
     def server(self, server, rows, up, run):
         conflicts = self.conflicts(up.rows["layers"], self.started(server, rows, up, run), server["conflicts"])
         if self.weights == "uniform" and self.top_k and run.round >= self.warmup:
@@ -114,6 +118,9 @@ class FedLAG(Wrapper):
         model = mine["own"] | down["model"]
         buffers = {k: v for k, v in (me.buffers or {}).items() if k in model}
         return {**down, "model": model | buffers}
+
+    def ask(self, me, down, mine):
+        return self.inner.ask(me, self.filled(me, down, mine), mine)
 
     def local(self, me, down, mine):
         up, new = self.inner.local(me, self.filled(me, down, mine), mine)
