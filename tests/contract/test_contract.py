@@ -17,6 +17,7 @@ from idiolect import Result, Run, catalogue
 from idiolect.client import Client
 from idiolect.data import Federation
 from idiolect.data.federated import split_hash
+from idiolect.engine import orders
 from idiolect.engine.loop import Progress, loop
 from idiolect.engine.serial import Serial
 from idiolect.engine.wire import nbytes
@@ -26,8 +27,10 @@ from idiolect.running import one_thread
 from idiolect.tree import Tree
 
 NAMES = [*catalogue.names(), "fedrep+finetune"]
-# little to do, and something in every round; FedDBE's kappa for a rate as large as ours
-QUICK = {"head_epochs": 2, "first_epochs": 2, "epochs": 2, "warmup": 1, "kappa": 1.0}
+QUICK = {
+    **{"head_epochs": 2, "first_epochs": 2, "epochs": 2, "warmup": 1, "iterations": 3, "ipc": 2, "server_epochs": 2},
+    "kappa": 1.0,  # FedDBE's, for a rate as large as ours
+}  # little to do, and something in every round
 CLIENTS = len(SIZES)
 
 every_method = pytest.mark.parametrize("name", NAMES)
@@ -353,6 +356,8 @@ DRAWN = {
 def test_permuting_clients_permutes_results(name, monkeypatch):
     """Full batches and parts in order, for the order of samples is drawn by the client's number."""
     monkeypatch.setattr(Client, "split", parted_in_order)
+    monkeypatch.setattr(Client, "draw", lambda me, purpose: orders.draw(0, purpose, me.round))
+    monkeypatch.setattr(Client, "fresh", lambda me, purpose: me.task.net.fresh(f"{purpose} {me.round}"))
     order = [3, 0, 7, 5, 1, 2, 6, 4]
     fed = federation()
     chosen = method(name, **DRAWN.get(name, {}))

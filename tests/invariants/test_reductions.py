@@ -59,7 +59,10 @@ def test_identical_clients_are_one_client(name):
     assert moved(one.server["model"], one.context.net.weights) > 1e-2
 
 
-RATES_OF_THEIR_OWN = tuple("scaffold fedala fedah fedpam fedaims fedsimsup fedas pfedme fedpac pfedfda".split())
+RATES_OF_THEIR_OWN = (
+    *("scaffold", "fedala", "fedah", "fedpam", "fedaims", "fedsimsup"),
+    *("fedas", "pfedme", "fedpac", "pfedfda", "fedaf"),
+)
 DRAWN_APART = ("ifca",)  # clients begin with other models than the network's first
 
 
