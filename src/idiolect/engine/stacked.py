@@ -31,7 +31,9 @@ DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 class Stacked:
     def __init__(self, context: Context, together: int = TOGETHER) -> None:
-        _refuse(context.net.module)
+        _ = context.state  # `init` may add networks
+        for part, module in {"": context.net.module, **context.net.others}.items():
+            _refuse(module, part)
         self.context, self.together = context, together
 
     def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -43,8 +45,8 @@ class Stacked:
         pass
 
 
-def _refuse(module: nn.Module) -> None:
-    for name, m in module.named_modules():
+def _refuse(module: nn.Module, part: str) -> None:
+    for name, m in module.named_modules(prefix=part):
         if isinstance(m, NORMS):
             raise UsageError(
                 f"The stacked backend cannot run BatchNorm (layer {name}): a padded batch has other statistics than a "
