@@ -8,6 +8,7 @@ import torch
 from idiolect.method import Method, State, Up, UsageError, gradient
 
 BATCHES = {"fo": 2, "hf": 3, "exact": 3}  # of a step: D, D' and, for the curvature, D''
+GRADIENTS = {"fo": 2, "hf": 4, "exact": 4}  # in a step; a product with the Hessian counts as two
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,11 @@ class PerFedAvg(Method):
         for name, known in (("variant", tuple(BATCHES)), ("weights", ("uniform", "samples"))):
             if getattr(self, name) not in known:
                 raise UsageError(f"PerFedAvg.{name} must be one of {', '.join(known)}; found '{getattr(self, name)}'.")
-        if self.delta <= 0:
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if not (value is None or value >= 0):
+                raise UsageError(f"PerFedAvg.{name} must be at least 0, or none; found {value}.")
+        if not self.delta > 0:
             raise UsageError(f"PerFedAvg.delta must be above 0; found {self.delta}.")
 
     def init(self, net):
@@ -74,6 +79,7 @@ class PerFedAvg(Method):
             step=self.meta,
             given=(self.inner_lr(me), me.weight_decay),
             per_step=k,
+            gradients=GRADIENTS[self.variant] / k,
             epochs=epochs,
             lr=beta,
         )
