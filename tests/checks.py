@@ -549,3 +549,14 @@ def fedsimsup_clients_say_their_labels_once(kind: type[Method]) -> None:
     assert one.rounds[0]["bytes_up"] == CLIENTS * 8 * (3 + 1)
     assert [r["bytes_up"] for r in one.rounds[1:]] == [5 * sent] * 4
     assert [r["bytes_down"] for r in one.rounds] == [0] + [5 * sent] * 4
+
+
+def fedsimsup_predicts_with_the_sum_of_two_networks(kind: type[Method]) -> None:
+    one = found(kind(share=0.5))
+    net, w, x = one.context.net, one.personal(0), one.context.shards.part("test", 0)[0]
+    theta, s = copy.deepcopy(net.module), copy.deepcopy(net.others["supervisor"])
+    theta.load_state_dict(dict(w.pick(net.weights)))
+    s.load_state_dict(dict(w.under("supervisor")))
+    with torch.no_grad():
+        q = one.run.method.logits(one.context.task, w, x)
+        torch.testing.assert_close(q, theta(x) + s(x), rtol=0, atol=1e-14)

@@ -37,20 +37,26 @@ class FedSimSup(Method):
         for name, known in (("structure", ("parallel", "serial")), ("mixing", ("lazy", "eager"))):
             if getattr(self, name) not in known:
                 raise UsageError(f"FedSimSup.{name} must be {' or '.join(known)}; found '{getattr(self, name)}'.")
-        rounds = 1 if self.T is None else self.T
-        if min(self.tau_s, self.tau_theta, self.C) < 0 or not 0 < self.share <= 1 or rounds < 1:
-            raise UsageError(f"FedSimSup needs tau_s, tau_theta, C >= 0, 0 < share <= 1, T none or >= 1; found {self}.")
+        for name, least in {"tau_s": 0, "tau_theta": 0, "C": 0, "gamma": 0, "T": 1}.items():
+            value = getattr(self, name)
+            if not (value is None or value >= least):
+                raise UsageError(f"FedSimSup.{name} must be at least {least}; found {value}.")
+        if not 0 < self.share <= 1:
+            raise UsageError(f"FedSimSup.share must be above 0 and at most 1; found {self.share}.")
+        if "" in _names(self.supervisor):
+            raise UsageError(f"FedSimSup.supervisor must be 'scaled' or names of networks; found '{self.supervisor}'.")
         if self.structure == "serial" and self.supervisor != "scaled":
             raise UsageError("FedSimSup with structure=serial has its own head for a supervisor: set no `supervisor`.")
 
     def init(self, net):
         if self.structure == "serial":
+            if not net.body:
+                raise UsageError("FedSimSup with structure=serial shares the body; found a network without one.")
             theta, kinds = net.body, [net.head]
         elif self.supervisor == "scaled":
             theta, kinds = net.weights, [net.add("supervisor", share=self.share)]
         else:
-            networks = [name.strip() for name in self.supervisor.split(",")]
-            theta, kinds = net.weights, [net.add(f"supervisor-{name}", name) for name in networks]
+            theta, kinds = net.weights, [net.add(f"supervisor-{name}", name) for name in _names(self.supervisor)]
         none = torch.zeros(net.classes, dtype=net.dtype)
         row = {"theta": theta, "at": torch.zeros(1, dtype=torch.long), "size": none[:1], "labels": none}
         return State(server={"log": Tree(), "largest": none}, client=[{"supervisor": s} for s in kinds], rows=row)
@@ -66,12 +72,13 @@ class FedSimSup(Method):
     def local(self, me, down, mine):
         theta, s = down["model"], mine["supervisor"]
         if self.structure == "serial":
-            w = me.train(theta | s, only=s, epochs=self.tau_s)
-            w = me.train(w, only=theta, epochs=self.tau_theta)
+            w = me.train(theta | s, only=s, epochs=self.tau_s, order=0)
+            w = me.train(w, only=theta, epochs=self.tau_theta, order=1)
             return Up(rows={"model": w.pick(theta)}), {"supervisor": w.pick(s)}
-        part = _part(s)  # eqs. 5, 6: first s with theta frozen, then theta with s frozen
-        s = me.train(s, loss=self.beside, given=(part,), beside=me.logits(theta), epochs=self.tau_s)
-        theta = me.train(theta, loss=self.beside, given=("",), beside=me.logits(s, part), epochs=self.tau_theta)
+        part = _part(s)  # eqs. 4, 5: first s with theta frozen, then theta with s frozen
+        s = me.train(s, loss=self.beside, given=(part,), beside=me.logits(theta), epochs=self.tau_s, order=0)
+        q = me.logits(s, part)
+        theta = me.train(theta, loss=self.beside, given=("",), beside=q, epochs=self.tau_theta, order=1)
         return Up(rows={"model": theta}), {"supervisor": s}
 
     def personal(self, me, down, mine):
@@ -101,7 +108,7 @@ class FedSimSup(Method):
             largest = (rows.stack("size", rows) * (rows.stack("labels", rows) > 0)).max(0).values
         if self.mixing == "eager":
             away = sorted({*range(run.num_clients)} - {*run.ids})
-            blocks = [[rows[i] for i in away[k : k + 64]] for k in range(0, len(away), 64)]
+            blocks = ([rows[i] for i in away[k : k + 64]] for k in range(0, len(away), 64))
             now = [theta for block in blocks for theta in self.current(news, block)]
             rows, log = rows.with_(away, theta=now, at=[at] * len(away)), Tree()
         else:
@@ -147,8 +154,7 @@ class FedSimSup(Method):
         taken, left = self.taken(log, *(torch.stack([row[k] for row in rows]) for k in ("size", "labels", "at")))
         if not taken.any():
             return [row["theta"] for row in rows]
-        now = torch.stack([row["theta"].flat() for row in rows])  # [n, P]
-        now *= left.to(now.dtype)
+        now = torch.stack([own * row["theta"].flat() for own, row in zip(left[:, 0].tolist(), rows, strict=True)])
         for t, share in _by_round(taken, log):
             if share.any():
                 now.addmm_(share.to(now.dtype), log[f"{t}.theta"])
@@ -158,14 +164,13 @@ class FedSimSup(Method):
         """The log without rounds after which everybody has taken part, or of which nothing is left even in the slowest
         to learn: who moves in the rounds of a single class alone, and has as many samples as the largest that has this
         class."""
-        classes = torch.eye(len(largest))
-        taken, _ = self.taken(log, largest[:, None], classes, torch.zeros(len(largest), 1))
-        seen, gone = set(), []
+        taken, _ = self.taken(log, largest[:, None], torch.eye(len(largest)), torch.zeros(len(largest), 1))
+        seen, kept = set(), Tree()
         for t, share in reversed(_by_round(taken, log)):
             seen.update(log[f"{t}.ids"].tolist())
-            if len(seen) == clients or not share.any():
-                gone += [k for k in log if k.startswith(f"{t}.")]
-        return log.drop(gone)
+            if len(seen) < clients and share.any():
+                kept |= log.under(str(t)).prefixed(str(t))
+        return kept
 
     def released(self, log, kept, rows):
         """The rows without thetas of which nothing is left: the server holds those in the log, not N."""
@@ -178,13 +183,17 @@ class FedSimSup(Method):
         return rows.with_(idle, theta=[rows.template["theta"]] * len(idle))
 
 
+def _names(text):
+    return [name.strip() for name in text.split(",")]
+
+
 def _rounds(log):
     return sorted(int(k.removesuffix(".ids")) for k in log if k.endswith(".ids"))
 
 
 def _by_round(taken, log):
-    rounds = _rounds(log)
-    return list(zip(rounds, taken.split([len(log[f"{t}.ids"]) for t in rounds], dim=1), strict=True))
+    counts = [len(log[f"{t}.ids"]) for t in _rounds(log)]
+    return list(zip(_rounds(log), taken.split(counts, dim=1), strict=True))
 
 
 def _named(flat, like):
