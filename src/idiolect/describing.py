@@ -70,7 +70,7 @@ def describe(name: str) -> dict[str, Any]:
 def headline(kind: type[Method]) -> tuple[str, str | None]:
     """What the method does in a sentence, and its paper, out of the first paragraph: `Name. Paper: what it does.`"""
     first = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
-    rest = re.sub(r"^\w+[.:]? +", "", first)
+    rest = re.sub(r"^[\w-]+[.:]? +", "", first)
     cited = re.match(r"([^:]*?(?:\b(?:19|20)\d\d\b|Algorithm)[^:.]*)[:.] (.*)", rest)
     paper, text = (re.sub("[()]", "", cited[1]), cited[2]) if cited else (None, rest)
     return text.split(". ")[0].rstrip("."), paper
