@@ -5,11 +5,11 @@ first. In a round, with l_m(k) = loss of the received theta_m on its sample k, i
 
     E-step   q_k(m) = pi_m exp(-l_m(k)) / sum over m' of pi_m' exp(-l_m'(k))
     M-step   pi_m = mean over its samples of q_k(m)
-             w_m = theta_m after E epochs on the mean over a batch of q_k(m) loss_k, shuffled for each m anew
+             w_m = theta_m after E epochs on the mean over a batch of q_k(m) loss_k, the same batches for every m
     server   theta_m <- mean of the w_m, weighted by n_i; buffers too
 
 A client predicts sum over m of pi_m softmax(logits of theta_m).
-Client states hold "component0.body...", ..., and "pi". [M]
+Client states hold theta_1 as it is, the others as "component1.body...", ..., and "pi". [M]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from .world import Result, State, World, average, fresh, initial, read, samples, size, write
+from .world import Result, State, World, average, copy, fresh, initial, read, samples, size, write
 
 
 def run(world: World, components: int = 3) -> Result:
@@ -36,7 +36,7 @@ def run(world: World, components: int = 3) -> Result:
             pi[i] = [sum(row[m] for row in q) / len(q) for m in range(components)]
             shares[r][i] = q
             for m in range(components):
-                uploads[m].append(train_weighted(world, models[m], i, r, m, [row[m] for row in q]))
+                uploads[m].append(train_weighted(world, models[m], i, r, [row[m] for row in q]))
             weights.append(float(size(world, i)))
         models = [average(of, weights) for of in uploads]
     clients = [mixture(models, pi[i]) for i in range(world.clients)]
@@ -66,7 +66,7 @@ def responsibilities(pi: list[float], losses: list[list[float]]) -> list[list[fl
     return found
 
 
-def train_weighted(world: World, start: State, i: int, r: int, order: int, q: list[float]) -> State:
+def train_weighted(world: World, start: State, i: int, r: int, q: list[float]) -> State:
     """E epochs of SGD on the mean over the batch of q_k loss_k."""
     module = fresh(world)
     write(module, start)
@@ -74,7 +74,7 @@ def train_weighted(world: World, start: State, i: int, r: int, order: int, q: li
     x, y = samples(world, i)
     velocity: State = {}
     for epoch in range(world.epochs):
-        for batch in world.batches(i, r, order, epoch):
+        for batch in world.batches(i, r, 0, epoch):
             module.zero_grad()
             outputs = module(x[batch])
             terms = [q[k] * world.loss(outputs[b : b + 1], y[k : k + 1]) for b, k in enumerate(batch.tolist())]
@@ -89,7 +89,9 @@ def train_weighted(world: World, start: State, i: int, r: int, order: int, q: li
 
 def mixture(models: list[State], pi: list[float]) -> State:
     """What a client predicts with."""
-    found = {f"component{m}.{name}": tensor.clone() for m, w in enumerate(models) for name, tensor in w.items()}
+    found = copy(models[0])
+    for m, w in enumerate(models[1:], 1):
+        found |= {f"component{m}.{name}": tensor.clone() for name, tensor in w.items()}
     return {**found, "pi": torch.tensor(pi, dtype=torch.float64)}
 
 

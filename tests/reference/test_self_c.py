@@ -77,7 +77,8 @@ def names_of(name, world):
     network = set(initial(world))
     if not name.startswith("fedem"):
         return network
-    return {f"component{m}.{entry}" for m in range(2 if "two" in name else 3) for entry in network} | {"pi"}
+    others = {f"component{m}.{entry}" for m in range(1, 2 if "two" in name else 3) for entry in network}
+    return network | others | {"pi"}
 
 
 # --- all methods
