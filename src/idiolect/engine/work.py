@@ -55,6 +55,10 @@ class Shards:
             bounds[split] = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
         return Shards(x, y, bounds)
 
+    @property
+    def clients(self) -> int:
+        return len(self.bounds["train"]) - 1
+
     def share(self) -> Shards:
         """Move the samples to shared memory, once."""
         for t in (*self.x.values(), *self.y.values()):
@@ -133,7 +137,8 @@ class Context:
     @cached_property
     def net(self) -> Net:
         return Net(
-            self.module, self.shape, self.classes, self.settings.seed, self.dtype, self.network, self.options
+            self.module, self.shape, self.classes, self.settings.seed, self.dtype, self.network, self.options,
+            self.shards.clients,
         )  # fmt: skip
 
     @cached_property
