@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
 import pytest
 import torch
 
-from harness import CLASSES, SIZES, agree, experiment, federation, moved, run, world
+from harness import SIZES, agree, experiment, federation, moved, opposed, run, world
 from idiolect import Result
-from idiolect.data import Federation
 from idiolect.errors import UsageError
 from idiolect.method import Facts, Rows, Up
 from idiolect.methods.cfl import CFL
@@ -258,18 +256,6 @@ def test_normalisation_statistics_are_averaged_and_not_compared():
 
 
 # what it is for
-
-
-def opposed() -> Federation:
-    """Eight equal clients with all classes, well apart; every other one calls each class by the next one's name."""
-    fed = federation((18,) * 8)
-    draw = torch.Generator().manual_seed(0)
-    y = torch.arange(len(fed.dataset.y)) % CLASSES
-    x = 2 * torch.eye(6)[:CLASSES][y] + 0.3 * torch.randn(len(y), 6, generator=draw)
-    for i in range(1, 8, 2):
-        for rows in (fed.train[i], fed.test[i]):
-            y[rows] = (y[rows] + 1) % CLASSES
-    return dataclasses.replace(fed, dataset=dataclasses.replace(fed.dataset, x=x, y=y))
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.65])

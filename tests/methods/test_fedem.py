@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import CLASSES, SIZES, agree, experiment, federation, moved, run, world
+from harness import SIZES, agree, experiment, federation, moved, opposed, run, world
 from idiolect import Result
-from idiolect.data import Federation, federate
+from idiolect.data import federate
 from idiolect.data.sources import quadratics
 from idiolect.engine.work import Job
 from idiolect.errors import UsageError
@@ -287,18 +287,6 @@ def test_after_training_a_client_has_its_own_components_and_its_new_pi():
 
 
 # what it is for
-
-
-def opposed() -> Federation:
-    """Eight equal clients with all classes, well apart; every other one calls each class by the next one's name."""
-    fed = federation((18,) * 8)
-    draw = torch.Generator().manual_seed(0)
-    y = torch.arange(len(fed.dataset.y)) % CLASSES
-    x = 2 * torch.eye(6)[:CLASSES][y] + 0.3 * torch.randn(len(y), 6, generator=draw)
-    for i in range(1, 8, 2):
-        for rows in (fed.train[i], fed.test[i]):
-            y[rows] = (y[rows] + 1) % CLASSES
-    return dataclasses.replace(fed, dataset=dataclasses.replace(fed.dataset, x=x, y=y))
 
 
 def test_clients_that_contradict_each_other_are_served_better_than_by_one_model():
