@@ -10,7 +10,7 @@ of the network. In a round, for every participant i,
     g   = mean over the participants, each alike, of the gradient of -<Delta_i, h(v_i; phi)> with respect to phi
     u  <- server_momentum * u + g + server_weight_decay * phi,   phi <- phi - server_lr * u        (u = 0 at first)
     v_i <- v_i - server_lr * (gradient of -<Delta_i, h(v_i; phi)> with respect to v_i + server_weight_decay * v_i)
-    buffers <- mean of the participants', weighted by n_i
+    buffers <- mean of the participants', each alike
 
 Client i predicts with h(v_i; phi) and the shared buffers. The gradients are written out, layer by layer.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .world import Result, State, World, average, initial, size, train, trainable
+from .world import Result, State, World, average, initial, train, trainable
 
 
 def run(
@@ -56,7 +56,7 @@ def run(
             velocity[name] = server_momentum * velocity[name] + g + server_weight_decay * phi[name]
             phi[name] = phi[name] - server_lr * velocity[name]
         v = new
-        buffers = average(replies, [size(world, i) for i in ids])
+        buffers = average(replies, [1.0] * len(ids))
     clients = [{**generate(phi, v[i], layers, shapes), **copied(buffers)} for i in range(world.clients)]
     extra = {"hyper": phi, "velocity": velocity, "embedding": v, "buffers": buffers}
     return Result(server={}, clients=clients, extra=extra)

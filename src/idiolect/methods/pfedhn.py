@@ -15,13 +15,13 @@ class PFedHN(Method):
     """PFedHN. Shamsian et al., ICML 2021, Algorithm 1: no model is shared. The server has a network that makes each
     client's weights out of a vector, the client's embedding, and learns both by how the client's training moved them.
 
-    Departs from the paper: several clients take part in a round, and the network's gradient is their mean; embeddings
-    have a fixed width, not 1 + N // 4; statistics of normalisation are not made but averaged. From the public code: an
-    embedding moves when its client takes part, without momentum; every layer below the outputs has a ReLU, and `layers`
-    counts all of them; no gradient is clipped but as the run says.
+    Departs from the paper: several clients take part in a round, and the network's gradient is their mean; statistics
+    of normalisation are not made but averaged. From the public code: an embedding moves when its client takes part,
+    without momentum; every layer below the outputs has a ReLU, and `layers` counts all of them; no gradient is clipped
+    but as the run says.
     """
 
-    embedding: int = 8
+    embedding: int | None = None  # 1 + N // 4
     hidden: int = 100
     layers: int = 3
     server_lr: float = 0.01
@@ -30,13 +30,14 @@ class PFedHN(Method):
 
     def __post_init__(self):
         for field, least in LEAST_OF.items():
-            if not (value := getattr(self, field)) >= least:
+            if (value := getattr(self, field)) is not None and not value >= least:
                 raise UsageError(f"PFedHN.{field} must be at least {least}; found {value}.")
         if self.server_momentum >= 1:
             raise UsageError(f"PFedHN.server_momentum must be below 1; found {self.server_momentum}.")
 
     def init(self, net):
-        hyper, width = Tree(), self.embedding
+        hyper, width = Tree(), self.embedding or 1 + net.clients // 4
+        row = {"embedding": torch.zeros(width, dtype=net.dtype)}
         for k in range(1, self.layers + 1):
             hyper, width = hyper | net.linear(f"hyper{k}", width, self.hidden), self.hidden
         for name, value in net.trainable.items():
@@ -44,11 +45,14 @@ class PFedHN(Method):
         shapes = Tree({name: torch.tensor(value.shape, dtype=torch.long) for name, value in net.trainable.items()})
         buffers = net.weights.drop(net.trainable)
         server = {"hyper": hyper, "velocity": hyper.zeros(), "shapes": shapes, "buffers": buffers}
-        return State(server=server, rows={"embedding": torch.zeros(self.embedding, dtype=net.dtype)})
+        return State(server=server, rows=row)
 
-    def hello(self, me, down, mine):
-        drawn = me.draw("embedding").standard_normal(self.embedding)
-        return {"embedding": torch.from_numpy(drawn).to(me.task.net.dtype)}
+    def plan(self, server, rows, run):
+        if rows.written:
+            return server, rows
+        every, like = range(run.num_clients), rows.template["embedding"]
+        drawn = [torch.from_numpy(run.draw("embedding", i).standard_normal(len(like))) for i in every]
+        return server, rows.with_(every, embedding=torch.stack(drawn).to(like.dtype))
 
     def made(self, hyper, v, names):
         """theta = h(v; phi), each of its entries as one vector; of several v: [K, ...]."""
