@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -36,6 +38,7 @@ class Workers:
         context.shards.share()
         self._methods = multiprocessing.get_context("forkserver")
         self._methods.set_forkserver_preload(["idiolect.engine.workers"])
+        start_server()
         self._broadcast = Arena()
         self._held: dict[int, Any] = {}
         self._workers = [_Worker(self) for _ in range(count)]
@@ -92,6 +95,16 @@ class Workers:
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
+
+
+def start_server() -> None:
+    """Of which workers are forks. It and they never hear of Ctrl-C, which is this process's to handle."""
+    resource_tracker.ensure_running()  # it would let the signal through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Worker:
@@ -204,9 +217,7 @@ class _Worker:
 
 def serve(link: Connection, context: Context, records: tuple[Any, ...]) -> None:
     """The worker's side: answer parcels until the link closes."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # should somebody else have started the server
     torch.set_num_threads(1)
     store = Store.attached(*records)
     arenas: dict[int, Arena] = {}
