@@ -80,22 +80,21 @@ class Comparison(Experiment):
 def field_options() -> Iterator[click.Option]:
     for name, (kind, default, text) in run_fields().items():
         flag = _flag(name)
-        shown = "" if default is None or kind is Mapping else f"  [{_word(default)}]"
-        if kind is bool:
+        mapping = kind.startswith("Mapping")
+        shown = "" if default is None or mapping else f"  [{_word(default)}]"
+        if kind == "bool":
             yield click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=text + shown)
         else:
-            several = {"multiple": True, "metavar": "NAME=VALUE"} if kind is Mapping else {"metavar": "VALUE"}
+            several = {"multiple": True, "metavar": "NAME=VALUE"} if mapping else {"metavar": "VALUE"}
             yield click.Option([flag], help=text + shown, **several)  # type: ignore[arg-type]
 
 
 @cache
-def run_fields() -> dict[str, tuple[Any, Any, str]]:
-    """The fields of `Run` that an option can set: type (Mapping for any mapping), default, help text."""
-    from idiolect.experiment import Run
+def run_fields() -> dict[str, tuple[str, Any, str]]:
+    """The fields of `Run` that an option can set: type as written, default, help text."""
+    from idiolect.fields import Fields
 
-    hints = {k: Mapping if typing.get_origin(v) is Mapping else v for k, v in typing.get_type_hints(Run).items()}
-    fields = [f for f in dataclasses.fields(Run) if "help" in f.metadata]
-    return {f.name: (hints[f.name], f.default, f.metadata["help"]) for f in fields}
+    return {f.name: (str(f.type), f.default, f.metadata["help"]) for f in dataclasses.fields(Fields) if f.metadata}
 
 
 def _flag(name: str) -> str:
@@ -197,7 +196,12 @@ def compare(
 @click.option("--json", "as_json", is_flag=True, help="All that is known of each, for programs.")
 @click.option("--markdown", "as_page", is_flag=True, help="What each can do, as docs/methods/capabilities.md has it.")
 def methods(as_json: bool, as_page: bool) -> None:
-    """List the methods; with --json also what each keeps, sends, needs and can do."""
+    """List the methods, and what each of them does.
+
+    \b
+    idiolect methods
+    idiolect methods --json     what each keeps, sends, needs and can do as well
+    """
     from idiolect import catalogue, describing
 
     if as_page:
@@ -219,7 +223,12 @@ def methods(as_json: bool, as_page: bool) -> None:
 @main.command(short_help="Show one METHOD.")
 @click.argument("method")
 def show(method: str) -> None:
-    """Show one METHOD: its paper, its settings, what it keeps and sends."""
+    """Show one METHOD: its paper, its settings, what it keeps, sends and needs.
+
+    \b
+    idiolect show fedrep
+    idiolect show fedrep+fedlag
+    """
     from idiolect import describing
 
     click.echo(describing.page(method))
@@ -230,16 +239,16 @@ def show(method: str) -> None:
 
 def _fields(config: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a run: those of the file, and over them those given as options."""
+    from idiolect import experiment
     from idiolect.catalogue import convert
-    from idiolect.experiment import read
 
-    fields = read(config) if config is not None else {}
+    kinds = typing.get_type_hints(experiment.Run, localns=vars(experiment))
+    fields = experiment.read(config) if config is not None else {}
     for name, value in options.items():
-        kind = run_fields()[name][0]
-        if kind is Mapping and value:
+        if isinstance(value, tuple):  # NAME=VALUE, any number of times
             fields[name] = {**fields.get(name, {}), **{k: _literal(v) for k, v in _pairs(value, _flag(name))}}
-        elif kind is not Mapping and value is not None:
-            fields[name] = convert(value, kind, name)
+        elif value is not None:
+            fields[name] = convert(value, kinds[name], name)
     return fields
 
 

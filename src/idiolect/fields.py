@@ -1,0 +1,60 @@
+"""The fields of `Run`: their defaults, and what the command line says of them. They are here as `--help` does without
+torch, which takes seconds to import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from idiolect.data import Dataset, Federation, Split
+    from idiolect.method import Method
+
+
+def _field(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+def _mapping(text: str) -> Any:
+    return field(default_factory=dict, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """What an experiment is made of. A field that the command line can set has a help text."""
+
+    method: Method | str
+    data: str | Dataset = _field("digits", "a data set's name, or the path of one")
+    data_options: Mapping[str, Any] = _mapping("what the data set's loader takes, as group=writer")
+    split: str | Split | Federation = _field("dirichlet:0.1", "how rows are divided over the clients")
+    clients: int = _field(20, "number of clients")
+    rounds: int = _field(50, "number of rounds")
+    ratio: float | str | Sequence[Sequence[int]] = _field(1.0, "who takes part: 0.1, bernoulli:0.1, 0.5..1")
+    epochs: int = _field(1, "local epochs in a round")
+    batch_size: int = _field(10, "samples in a step")
+    lr: float = _field(0.01, "learning rate")
+    momentum: float = _field(0.0, "momentum of SGD")
+    weight_decay: float = _field(0.0, "weight decay")
+    nesterov: bool = _field(False, "Nesterov's momentum")
+    optimizer: str = _field("sgd", "sgd, adam or adamw")
+    clip: float | None = _field(None, "largest norm of a gradient")
+    schedule: str = _field("constant", "learning rate over the rounds: constant, exponential, step, cosine")
+    decay: float = _field(0.99, "factor of the exponential and step schedules")
+    every: int = _field(100, "rounds between two steps of the step schedule")
+    network: str | nn.Module | None = _field(None, "a network's name; default: the data set's")
+    network_options: Mapping[str, Any] = _mapping("what the network takes, as hidden=[200]")
+    buffers: str = _field("average", "running statistics of norm layers: average, local, drop")
+    seed: int = _field(0, "seed of everything")
+    test: float = _field(0.25, "share of each client's rows to test on")
+    validation: float = _field(0.0, "share of each client's rows to validate on")
+    test_from: str = _field("merged", "test rows: merged (a share of each client's) or official")
+    drop: float = _field(0.0, "probability that a participant's reply is lost")
+    evaluate_every: int = _field(1, "rounds between two evaluations")
+    secure: bool = _field(False, "refuse what needs individual replies at the server (secure aggregation)")
+    backend: str = _field("workers", "where clients run: workers, serial, stacked")
+    workers: int | None = _field(None, "worker processes; default: one per core")
+    dtype: str = _field("float32", "float32 or float64")
+    device: str = _field("cpu", "where clients train and predict: cpu, cuda, cuda:1, ...; the server stays on the CPU")
