@@ -10,12 +10,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -38,7 +40,6 @@ class Workers:
         context.shards.share()
         self._methods = multiprocessing.get_context("forkserver")
         self._methods.set_forkserver_preload(["idiolect.engine.workers"])
-        start_server()
         self._broadcast = Arena()
         self._held: dict[int, Any] = {}
         self._workers = [_Worker(self) for _ in range(count)]
@@ -97,14 +98,22 @@ class Workers:
             worker.stop()
 
 
-def start_server() -> None:
-    """Of which workers are forks. It and they never hear of Ctrl-C, which is this process's to handle."""
-    resource_tracker.ensure_running()  # it would let the signal through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C waits until this is over; a process that is started in here never hears of it."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    heard: list[Any] = []
+    handler = signal.signal(signal.SIGINT, lambda *_: heard.append(_))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, unlike the handler
     try:
-        forkserver.ensure_running()
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 class _Worker:
@@ -129,7 +138,9 @@ class _Worker:
             args=(theirs, bare, pool.store.address),
             daemon=True,
         )
-        self.process.start()
+        resource_tracker.ensure_running()  # not below: it unblocks the signal
+        with undisturbed():  # also the server of which workers are forks, with the first of them
+            self.process.start()
         theirs.close()
         self.knows_broadcast = False
         self.replies: dict[int, torch.Tensor] = {}
