@@ -49,5 +49,5 @@ def test_the_commands_work(command, tree):
 
 def test_the_files_are_formatted(tree):
     written = [str(tree / name) for name, _ in FILES]
-    found = subprocess.run(["ruff", "check", *written], cwd=tree, text=True, capture_output=True)
+    found = subprocess.run([sys.executable, "-m", "ruff", "check", *written], cwd=tree, text=True, capture_output=True)
     assert found.returncode == 0, found.stdout
