@@ -5,8 +5,9 @@ for any lines. The commands of a block are carried out one after the other in a 
 that are not ours (`make`, `pip`, `ls`) are only read. Text has to be equal, whole numbers and hashes too. Not compared:
 seconds, numbers in paths, the width of columns, and the order of a table's rows, which two close methods may swap.
 
-Accuracies may differ, as another CPU adds up in another order and a handful of predictions flips: a mean over clients by
-2 points. Columns that a single small client moves have as much room as they need (`ROOM`).
+Accuracies may differ: another CPU adds up in another order, and training makes much of little. How much, rounding shows:
+`idiolect compare --rounds 20` with and without `--dtype float64` differs by up to 2.5 points in a mean over the 20
+clients (one prediction of a client that has two), by 8 in `clients ±`, 15 in `worse` and 21 in `lowest tenth`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from pathlib import Path
 
 import idiolect
 
-POINTS = 2.0
-ROOM = {"lowest tenth": 15.0, "worse": 15.0, "clients ±": 5.0, "kB down": 0.0, "kB up": 0.0, "passes": 0.0}
+POINTS = 3.0
+ROOM = {"lowest tenth": 25.0, "worse": 20.0, "clients ±": 10.0, "kB down": 0.0, "kB up": 0.0, "passes": 0.0}
 IGNORED = ("seconds",)
 DECIMAL = r"[+−-]?\d+\.\d+"
 DOTS = {"...", "…"}
