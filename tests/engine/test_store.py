@@ -71,7 +71,7 @@ def test_a_file_holds_the_records_and_costs_what_was_written(tmp_path):
 
 
 def test_another_process_attaches_itself(store):
-    other = Store.attached(*store.address)
+    other = Store.attached(store.kinds, store.drawn, store.records)
     store.write(1, record(8))
     assert same(other.record_of(1), record(8))
 
