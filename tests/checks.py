@@ -18,7 +18,8 @@ from idiolect import Result, Run, catalogue, run
 from idiolect.data import Dataset, Federation, federate
 from idiolect.data.federated import split_hash
 from idiolect.data.sources import quadratics
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.method import Method, Rows, State
 from idiolect.running import one_thread

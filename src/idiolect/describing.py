@@ -16,7 +16,8 @@ import idiolect
 from idiolect import catalogue
 from idiolect.client import Phase
 from idiolect.data import Dataset
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.engine.steps import train
 from idiolect.engine.wire import nbytes

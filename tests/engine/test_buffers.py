@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from harness import SIZES, experiment, federation, moved, run
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.errors import UsageError
 from idiolect.method import Method, Rows, State, Up

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from harness import experiment, federation, moved, run
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.stacked import Stacked
 from idiolect.errors import ClientError, UsageError
 from idiolect.method import Method, Rows, State, Up

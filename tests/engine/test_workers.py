@@ -14,7 +14,8 @@ import torch
 
 from harness import SIZES, experiment, federation, run
 from idiolect.engine import workers
-from idiolect.engine.loop import Progress, loop, turns
+from idiolect.engine.loop import loop, turns
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Rows
