@@ -77,14 +77,30 @@ class _Group:
             while self.waiting:
                 first = next(iter(self.waiting.values()))
                 kind = _kind(first)
-                same = [k for k, p in self.waiting.items() if _alike(_kind(p), kind)]
-                for k, w in zip(same, train(self.context.task, [self.waiting.pop(k) for k in same]), strict=True):
-                    self.answers[k].put(w)
+                same = [k for k, p in self.waiting.items() if _kind(p) == kind]
+                for k, result in zip(same, self._train([self.waiting.pop(k) for k in same]), strict=True):
+                    self.answers[k].put(result)
                     self._listen(k)
         finally:
             for answer in self.answers:  # after an error: let the others end
                 answer.put(None)
         return [self.replies[k] for k in range(len(self.jobs))]
+
+    def _train(self, phases: list[Phase]) -> list[Tree] | list[Exception]:
+        """What fails together and not alone is refused; what fails alone as well is a mistake, told to the client."""
+        task = self.context.task
+        try:
+            return train(task, phases)
+        except Exception as error:
+            try:
+                steps.train(task, phases[0])
+            except Exception as mistake:
+                return [mistake] * len(phases)
+            reason = str(error).partition("\n")[0].partition(". ")[0]
+            raise UsageError(
+                f"The stacked backend cannot run {self.context.method.name}: its clients train alone but not together "
+                f"({reason}). Use the serial or workers backend."
+            ) from error
 
     def _listen(self, k: int) -> None:
         what, value = self.events.get()
@@ -101,6 +117,8 @@ class _Group:
             result = self.answers[k].get()
             if result is None:
                 raise SystemExit
+            if isinstance(result, Exception):
+                raise result
             return result
 
         try:
@@ -123,10 +141,6 @@ def _kind(p: Phase) -> tuple[Any, ...]:
     width = max(len(i) for group in p.indices for i in group)
     plain = (p.loss, p.correct, p.step, p.project, p.trained, p.carried, p.lr, p.optimizer, p.clip)
     return (*plain, shapes, told, str(structure), each, isinstance(p.x, Features), width if len(p.y) == 1 else 0)
-
-
-def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return a == b
 
 
 def train(task: Task, phases: list[Phase]) -> list[Tree]:
