@@ -55,6 +55,15 @@ class Phase:
     carried: tuple[str, ...] = ()
 
 
+@dataclass
+class Course:
+    """What a client's phases have come to, on whatever samples: shared by its views."""
+
+    n: int  # its own training samples
+    seen: float = 0.0  # samples trained on
+    buffers: Tree | None = None  # of the received network, followed through training (policy `local`)
+
+
 Trainer = Callable[[Task, Phase], Tree]
 
 
@@ -82,8 +91,7 @@ class Client:
         self._settings, self._trainer = settings, trainer
         self.id, self.round, self.visits, self.lr = id, round, visits, lr
         self.n = len(y)
-        self.buffers: Tree | None = None  # of the received network, followed through training (policy `local`)
-        self._seen, self._all = [0.0], len(y)  # samples trained on so far, here and `over` others; all its own
+        self.course = Course(self.n)
         self._calls = 0
         self._known: tuple[Tree, Tensor] | None = None  # a body and the training set's features under it
 
@@ -145,7 +153,7 @@ class Client:
             features = w
         indices = self._indices(epochs, steps, order, share)
         groups = [tuple(indices[k : k + per_step]) for k in range(0, len(indices) - per_step + 1, per_step)]
-        self._seen[0] += gradients * sum(len(batch) for group in groups for batch in group)
+        self.course.seen += gradients * sum(len(batch) for group in groups for batch in group)
         phase = Phase(
             weights=w,
             trained=trained,
@@ -166,7 +174,7 @@ class Client:
         )
         result = self._trainer(self.task, phase)
         if self.buffers is not None and all(w.get(k) is v for k, v in self.buffers.items()):
-            self.buffers = result.pick(self.buffers)
+            self.course.buffers = result.pick(self.buffers)
         return result
 
     def _indices(self, epochs: int, steps: int | None, order: int, share: float) -> list[Tensor]:
@@ -187,7 +195,12 @@ class Client:
     @property
     def passes(self) -> float:
         """Gradient passes over the whole training set so far."""
-        return self._seen[0] / self._all if self._all else 0.0
+        return self.course.seen / self.course.n if self.course.n else 0.0
+
+    @property
+    def buffers(self) -> Tree | None:
+        """The running statistics that this client keeps of what it receives, where the run lets it keep its own."""
+        return self.course.buffers
 
     @property
     def epochs(self) -> int:

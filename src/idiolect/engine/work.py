@@ -160,12 +160,14 @@ class Context:
     def rate(self, round: int) -> float:
         return self.schedule(self.lr, round, self.rounds)
 
-    def client(self, job: Job) -> Client:
+    def client(self, job: Job, kept: Tree | None = None) -> Client:
         x, y = self.resident.part("train", job.client)
-        return Client(
+        me = Client(
             self.task, x, y, self.settings, self.trainer,
             id=job.client, round=job.round, visits=job.visits, lr=self.rate(job.round),
         )  # fmt: skip
+        me.course.buffers = kept
+        return me
 
     def server(self, round: int, x: Tensor, y: Tensor) -> Client:
         """What the server trains with, where a method gives it samples: on the CPU, as all that the server does."""
@@ -195,7 +197,8 @@ class Context:
                 me = self.client(job)
                 return Reply(job.client, Up(rows=self.method.hello(me, job.down, job.mine)), None, passes=me.passes)
             if job.kind == "ask":
-                job, me = self.open(job)[0], self.client(job)
+                job, kept = self.open(job)
+                me = self.client(job, kept)
                 return Reply(job.client, self.method.ask(me, job.down, job.mine), None, passes=me.passes)
             return self.local(job) if job.kind == "local" else self.received(job)
         except (UsageError, ContractError, ClientError):
@@ -209,8 +212,7 @@ class Context:
         reply in place of what it received."""
         started = time.perf_counter()
         job, kept = self.open(job)
-        me = self.client(job)
-        me.buffers = kept
+        me = self.client(job, kept)
         up, mine = self.method.local(me, job.down, job.mine)
         seconds, passes = time.perf_counter() - started, me.passes
         scores: tuple[Score, ...] = ()
@@ -246,8 +248,8 @@ class Context:
 
     def personal(self, job: Job) -> Tree:
         """The weights that the client would predict with, after download and before local training."""
-        job, _ = self.open(job)
-        return self.method.personal(self.client(job), job.down, job.mine)
+        job, kept = self.open(job)
+        return self.method.personal(self.client(job, kept), job.down, job.mine)
 
     def scores(self, job: Job, w: Tree) -> tuple[Score, ...]:
         live = self.task.lay(w, ())
