@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -43,6 +44,18 @@ def federation(sizes: tuple[int, ...] = SIZES, images: bool = False, seed: int =
     parts = [(a, np.array([], dtype=np.int64), b) for a, b in zip(train, test, strict=True)]
     own, validation, tests = zip(*parts, strict=True)
     return Federation(data, own, validation, tests, split_hash(parts), "small")
+
+
+def opposed() -> Federation:
+    """Eight equal clients with all classes, well apart; every other one calls each class by the next one's name."""
+    fed = federation((18,) * 8)
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(len(fed.dataset.y)) % CLASSES
+    x = 2 * torch.eye(6)[:CLASSES][y] + 0.3 * torch.randn(len(y), 6, generator=draw)
+    for i in range(1, 8, 2):
+        for rows in (fed.train[i], fed.test[i]):
+            y[rows] = (y[rows] + 1) % CLASSES
+    return dataclasses.replace(fed, dataset=dataclasses.replace(fed.dataset, x=x, y=y))
 
 
 def experiment(method: Any, **fields: Any) -> Run:
@@ -113,4 +126,4 @@ def moved(a: Tree, b: Tree) -> float:
     return max(float((a[k] - b[k]).abs().max()) for k in a)
 
 
-__all__ = ["agree", "build", "experiment", "federation", "moved", "run", "world"]
+__all__ = ["agree", "build", "experiment", "federation", "moved", "opposed", "run", "world"]

@@ -195,21 +195,25 @@ def compare(
 
 @main.command(short_help="List the methods.")
 @click.option("--json", "as_json", is_flag=True, help="All that is known of each, for programs.")
-def methods(as_json: bool) -> None:
-    """List the methods: what each keeps, sends and needs."""
+@click.option("--markdown", "as_page", is_flag=True, help="What each can do, as docs/methods/capabilities.md has it.")
+def methods(as_json: bool, as_page: bool) -> None:
+    """List the methods; with --json also what each keeps, sends, needs and can do."""
     from idiolect import catalogue, describing
 
-    found = [describing.describe(name) for name in catalogue.names()]
-    if as_json:
-        click.echo(json.dumps(found, indent=1))
+    if as_page:
+        click.echo(describing.markdown(), nl=False)
         return
+    if as_json:
+        click.echo(json.dumps([describing.describe(name) for name in catalogue.names()], indent=1))
+        return
+    width = max(map(len, catalogue.names()))
     for kind in (False, True):
-        width = max(len(one["name"]) for one in found)
         if kind:
             click.echo("\nWrappers, written after what they wrap, as in fedrep+finetune:")
-        for one in found:
-            if one["wraps"] == kind:
-                click.echo(f"{one['name']:<{width}}  {one['title']}" + (f" [{one['paper']}]" if one["paper"] else ""))
+        for name in catalogue.names():
+            if catalogue.wraps(name) == kind:
+                title, paper = describing.headline(catalogue.find(name))
+                click.echo(f"{name:<{width}}  {title}" + (f" [{paper}]" if paper else ""))
 
 
 @main.command(short_help="Show one METHOD.")

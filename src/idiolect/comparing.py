@@ -239,12 +239,13 @@ def curve(found: Found) -> dict[int, float]:
 def measure(found: Found, alone: Found | None) -> dict[str, Any]:
     """One run in numbers. `alone` is Local's run on the same clients, where there is one."""
     s = found.summary
-    replies = sum(len(r["participants"]) for r in found.rounds)
+    trained = [r for r in found.rounds if r["participants"]]
+    replies = sum(len(r["participants"]) for r in trained)
     return {
         **{moment: s["accuracy"][moment] | _over_clients(found, alone, moment) for moment in MOMENTS},
         "bytes_per_participant": {way: s["bytes"][way] / replies if replies else 0.0 for way in ("down", "up")},
         "gradient_passes": s["gradient_passes"],
-        "seconds": s["seconds"]["total"],
+        "seconds": s["seconds"] | {"round": s["seconds"]["train"] / len(trained) if trained else 0.0},
     }
 
 

@@ -1,35 +1,51 @@
-"""What a method is, told by itself: its docstring, its fields, and what it keeps and sends in a real round."""
+"""What a method is, told by itself: its docstring, its fields, and what it keeps, sends and can do in a rehearsal."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import idiolect
 from idiolect import catalogue
-from idiolect.client import Phase
-from idiolect.data import Dataset
-from idiolect.engine.loop import loop
-from idiolect.engine.progress import Progress
-from idiolect.engine.serial import Serial
-from idiolect.engine.steps import train
-from idiolect.engine.wire import nbytes
-from idiolect.engine.work import Context, Job, Reply
 from idiolect.errors import UsageError
 from idiolect.experiment import Run
-from idiolect.method import Method, Rows
-from idiolect.running import one_thread
-from idiolect.task import Task
-from idiolect.tree import Tree
+from idiolect.method import Method
+from idiolect.rehearsing import HOMES, facts
 
-HOMES = ("mean", "sum", "rows")
+COLUMNS = (
+    "state", "sends", "partial", "equal networks", "extra passes", "predicts with", "secure", "FedLAG", "new clients"
+)  # fmt: skip
+PAGE = """# What each method can do
+
+Written by `idiolect methods --markdown`; `idiolect methods --json` has the same under `capabilities`, `idiolect show`
+in words. No column is kept by hand: each method runs with its default settings, with one local epoch, on four tiny
+clients. Two take part in the first of 100 rounds and two in each of the last two, nobody in between, so that what
+waits for a warm-up has begun. One client takes part each time, and one never does.
+
+- **state**: a participant keeps something for its next round.
+- **sends**: "individuals" where the server is told something client by client, in a round or in a first message (rows
+  of `Up`, `hello`); "sums" where it gets means and sums over the participants alone.
+- **partial**: the run with clients away is not refused, and every number in it is finite.
+- **equal networks**: a weight of the body, told by its shape, is sent or received. Where none is, bodies may differ, as
+  long as what is shared fits.
+- **extra passes**: over a client's samples in its third round. Gradient passes beyond the run's local epoch (below 0:
+  it trains on fewer), passes without gradients, samples trained on that are not the client's, and passes that a
+  prediction takes before it.
+- **predicts with**: "shared" where all predict with the same weights; "personal" through what makes them differ.
+  Weights are looked at again with the private state, or the row at the server, as it began, and with another client's
+  data. "training": on the client's own data, before it predicts.
+- **secure**: nothing reaches the server client by client. A run with `secure=true` refuses all others.
+- **FedLAG**: it can be put around the method.
+- **new clients**: the training of others moved what a client that never took part predicts with. Where not, that client
+  predicts with what it began with.
+
+"""
+
 REFUSED: dict[str, dict[str, Any]] = {
     "momentum=0": {"momentum": 0.9},
     "optimizer=sgd": {"optimizer": "adam"},
@@ -37,21 +53,9 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """Bytes of each slot, as they went through the engine in the second of two rounds."""
-
-    keeps: Mapping[str, int]
-    down: Mapping[str, int]
-    mean: Mapping[str, int]
-    sum: Mapping[str, int]
-    rows: Mapping[str, int]
-    needs: tuple[str, ...]
-
-
 def describe(name: str) -> dict[str, Any]:
     """An entry of `idiolect methods --json`. A wrapper is shown around FedAvg."""
-    kind, found = catalogue.find(name), facts(name)
+    kind, found = catalogue.find(name), facts(catalogue.build(name))
     title, paper = headline(kind)
     return {
         "name": name,
@@ -63,7 +67,8 @@ def describe(name: str) -> dict[str, Any]:
             "down": list(found.down),
             "up": {"mean": list(found.mean), "sum": list(found.sum), "rows": list(found.rows)},
         },
-        "needs": list(found.needs),
+        "needs": needs(name),
+        "capabilities": capabilities(name),
         "hyper_parameters": {f.name: f.default for f in _fields(kind)},
     }
 
@@ -71,7 +76,7 @@ def describe(name: str) -> dict[str, Any]:
 def headline(kind: type[Method]) -> tuple[str, str | None]:
     """What the method does in a sentence, and its paper, out of the first paragraph: `Name. Paper: what it does.`"""
     first = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
-    rest = re.sub(r"^\w+[.:]? +", "", first)
+    rest = re.sub(r"^[\w-]+[.:]? +", "", first)
     cited = re.match(r"([^:]*?(?:\b(?:19|20)\d\d\b|Algorithm)[^:.]*)[:.] (.*)", rest)
     paper, text = (re.sub("[()]", "", cited[1]), cited[2]) if cited else (None, rest)
     return text.split(". ")[0].rstrip("."), paper
@@ -79,7 +84,7 @@ def headline(kind: type[Method]) -> tuple[str, str | None]:
 
 def page(name: str) -> str:
     """The page of one method, in plain text."""
-    parts, found = catalogue.split(name), facts(name)
+    parts, found = catalogue.split(name), facts(catalogue.build(name))
     lines: list[str] = [catalogue.build(name).name, ""]
     for part in parts:
         kind = catalogue.find(part)
@@ -90,7 +95,10 @@ def page(name: str) -> str:
         f"  keeps     {_slots(found.keeps)}",
         f"  receives  {_slots(found.down)}",
         f"  sends     {_slots(sent)}",
-        f"  needs     {', '.join(found.needs) or 'nothing more'}",
+        f"  needs     {', '.join(needs(name)) or 'nothing more'}",
+        "",
+        "With its default settings, as a rehearsal shows:",
+        *(f"  {label:<26}{said}" for label, said in in_words(capabilities(name)).items()),
     ]
     return "\n".join(lines)
 
@@ -114,84 +122,101 @@ def _source(kind: type[Method]) -> str:
     return str(Path(inspect.getfile(kind)).relative_to(root.parent))
 
 
-# what it keeps and sends, seen
+# what it can do, seen
 
 
-class Watched(Serial):
-    """The serial backend, which remembers the last training job and what was asked before it, and whether a client had
-    to train to predict. A step of each phase is enough to see that."""
+def needs(name: str) -> list[str]:
+    """What a run has to grant the method."""
+    method = catalogue.build(name)
+    found, wanted = facts(method), []
+    if found.keeps:
+        wanted.append("state kept by clients")
+    if found.rows_of:
+        wanted.append("individual replies at the server")
+    if method.says_hello:
+        wanted.append("a first message from every client")
+    if method.asks:
+        wanted.append("two exchanges in a round")
+    if found.predicting.gradient:
+        wanted.append("training before prediction")
+    return wanted + [need for need, fields in REFUSED.items() if _refuses(method, fields)]
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        context.trainer = self._train
-        self.trains_to_predict = False
-        self.last: tuple[Job, Reply] | None = None
-        self.asked: Reply | None = None
 
-    def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for job in jobs:
-            self._kind = job.kind
-            reply = self.context.do(job)
-            if job.kind == "local":
-                self.last = job, reply
-            elif job.kind == "ask":
-                self.asked = reply
-            yield reply
-
-    def _train(self, task: Task, phase: Phase) -> Tree:
-        self.trains_to_predict |= self._kind == "received"
-        return train(task, dataclasses.replace(phase, indices=phase.indices[:1]))
+def capabilities(name: str) -> dict[str, Any]:
+    """What the method can do with its default settings; docs/methods/capabilities.md says how each is found."""
+    found = facts(catalogue.build(name))
+    return {
+        "keeps_state": bool(found.keeps),
+        "sends": "individuals" if found.rows_of else "sums" if found.mean or found.sum else "nothing",
+        "partial_participation": found.partial,
+        "equal_architectures": found.equal_networks,
+        "extra_passes": {
+            "gradient": round(found.passes.gradient - 1, 3),
+            "without_gradient": found.passes.without_gradient,
+            "other_samples": found.passes.other_samples,
+            "prediction_gradient": found.predicting.gradient,
+            "prediction_without_gradient": found.predicting.without_gradient,
+        },
+        "evaluated_model": {"model": "personal" if found.through else "shared", "through": list(found.through)},
+        "secure_aggregation": not found.rows_of,
+        "wrapped_by_fedlag": _wrapped(name, "fedlag"),
+        "new_clients": found.served,
+    }
 
 
 @cache
-def facts(name: str) -> Facts:
-    """Two rounds of two tiny clients, with samples shaped like the digits."""
-    experiment = Run(method=name, data=_tiny(), split="iid", clients=2, rounds=2, evaluate_every=2, backend="serial")
-    context = experiment.context()
-    state = context.state
-    backend = Watched(context)
-    with one_thread():
-        loop(
-            experiment,
-            context,
-            backend,
-            Progress(state.server, Rows(state.rows), context.store(2)),
-            lambda report: None,
-        )
-    assert backend.last is not None
-    job, reply = backend.last
-    assert reply.up is not None
-    assert reply.mine is not None
-    ups = [r.up for r in (backend.asked, reply) if r is not None]
-    sent = {home: {k: n for up in ups for k, n in _bytes(getattr(up, home)).items()} for home in HOMES}
-    needs = []
-    if reply.mine:
-        needs.append("state kept by clients")
-    if sent["rows"]:
-        needs.append("individual replies at the server")
-    if context.method.says_hello:
-        needs.append("a first message from every client")
-    if context.method.asks:
-        needs.append("two exchanges in a round")
-    if backend.trains_to_predict:
-        needs.append("training before prediction")
-    needs += [need for need, fields in REFUSED.items() if _refuses(name, fields)]
-    return Facts(_bytes(reply.mine), _bytes(job.down), **sent, needs=tuple(needs))
-
-
-def _bytes(slots: Mapping[str, Any]) -> dict[str, int]:
-    return {slot: nbytes(value) for slot, value in slots.items()}
-
-
-def _refuses(name: str, fields: Mapping[str, Any]) -> bool:
+def _wrapped(name: str, wrapper: str) -> bool:
+    """Whether the wrapper goes through a rehearsal around the method."""
     try:
-        Run(method=name, **fields)
+        facts(catalogue.build(f"{name}+{wrapper}"))
+    except UsageError:
+        return False
+    return True
+
+
+def _refuses(method: Method, fields: Mapping[str, Any]) -> bool:
+    try:
+        method.check(Run(method="fedavg", **fields))
     except UsageError:
         return True
     return False
 
 
-@cache
-def _tiny() -> Dataset:
-    x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return Dataset("tiny", x, torch.arange(16) % 10, classes=10, network="convnet3")
+def in_words(can: Mapping[str, Any]) -> dict[str, str]:
+    """Capabilities in plain words, in the order of the page's columns."""
+    yes, evaluated = {True: "yes", False: "no"}, can["evaluated_model"]
+    return {
+        "clients keep state": yes[can["keeps_state"]],
+        "the server gets": can["sends"],
+        "works with clients away": yes[can["partial_participation"]],
+        "needs equal networks": yes[can["equal_architectures"]],
+        "extra passes over data": _passes(can["extra_passes"]),
+        "predicts with a model": ": ".join(filter(None, [evaluated["model"], ", ".join(evaluated["through"])])),
+        "secure aggregation": yes[can["secure_aggregation"]],
+        "can be wrapped by FedLAG": yes[can["wrapped_by_fedlag"]],
+        "serves new clients": yes[can["new_clients"]],
+    }
+
+
+def _passes(extra: Mapping[str, float]) -> str:
+    said = {
+        "gradient": "gradient {:+g}",
+        "without_gradient": "without gradients {:g}",
+        "other_samples": "other samples {:,}",
+        "prediction_gradient": "to predict {:g}",
+        "prediction_without_gradient": "to predict without gradients {:g}",
+    }
+    return ", ".join(text.format(extra[key]) for key, text in said.items() if extra[key]) or "none"
+
+
+def markdown() -> str:
+    """docs/methods/capabilities.md."""
+    lines = [_line("method", *COLUMNS), "|---" * (1 + len(COLUMNS)) + "|"]
+    for name in catalogue.names():
+        title = re.match(r"\w*", inspect.getdoc(catalogue.find(name)) or "")
+        lines.append(_line(f"[{title and title[0]}]({name}.md)", *in_words(capabilities(name)).values()))
+    return PAGE + "\n".join(lines) + "\n"
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

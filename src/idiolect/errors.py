@@ -24,3 +24,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(known)}."
     return UsageError(f"Unknown {kind} '{name}'.{hint}")
+
+
+def individual(method: str, slots: Iterable[str]) -> UsageError:
+    """The error for a secure run of a method whose server has to see replies one by one."""
+    return UsageError(
+        f"{method} sends what its server has to see client by client (rows: {', '.join(slots)}), which secure "
+        "aggregation hides: it shows sums alone. Use a method that sends only sums, such as fedavg "
+        "('idiolect methods --json' tells), or secure=false."
+    )

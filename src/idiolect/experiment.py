@@ -24,7 +24,7 @@ from idiolect.data.dataset import digest
 from idiolect.engine import orders
 from idiolect.engine.work import Context, Shards
 from idiolect.errors import UsageError, unknown
-from idiolect.method import Method
+from idiolect.method import Method, Wrapper
 from idiolect.nets import build
 from idiolect.optim import SGD, Adam, Schedule
 from idiolect.sampling import Sampler, sampler
@@ -39,6 +39,7 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("network", (str, nn.Module, type(None)), "a network or its name"),
     ("network_options", Mapping, "options by their names"),
     ("nesterov", bool, "true or false"),
+    ("secure", bool, "true or false"),
 )
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -82,6 +83,7 @@ class Run:
     test_from: str = _field("merged", "test rows: merged (a share of each client's) or official")
     drop: float = _field(0.0, "probability that a participant's reply is lost")
     evaluate_every: int = _field(1, "rounds between two evaluations")
+    secure: bool = _field(False, "refuse what needs individual replies at the server (secure aggregation)")
     backend: str = _field("workers", "where clients run: workers, serial, stacked")
     workers: int | None = _field(None, "worker processes; default: one per core")
     dtype: str = _field("float32", "float32 or float64")
@@ -120,6 +122,14 @@ class Run:
             raise UsageError(f"clients must be the {self.split.clients} of the federation given; found {self.clients}.")
         _ = self.sampler, self.settings, self._schedule
         self.method.check(self)  # type: ignore[union-attr]
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Refuse what only shows in a round: a wrapper that finds nothing to wrap, individuals in a secure run."""
+        if self.secure or isinstance(self.method, Wrapper):
+            from idiolect.rehearsing import refuse  # which makes a run of its own
+
+            refuse(cast(Method, self.method), self.secure)
 
     # what the engine asks
 

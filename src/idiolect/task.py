@@ -61,6 +61,7 @@ class Net:
 
     `weights` is everything; `body` and `head` are its two parts; `trainable` leaves out normalisation buffers; `blocks`
     are the body's children that own parameters, in order; `layers` are the modules that own parameters, in order.
+    `clients` is how many the run has.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Net:
         dtype: torch.dtype,
         name: str | None = None,
         options: Mapping[str, Any] | None = None,
+        clients: int = 1,
     ) -> None:
         module = strip_counters(module)
         if set(dict(module.named_children())) != {"body", "head"}:
@@ -80,7 +82,7 @@ class Net:
                 f"{', '.join(dict(module.named_children())) or 'none'}. Wrap it: idiolect.nets.Network(body, head)."
             )
         self.module = module.to(dtype)
-        self.shape, self.classes, self.seed, self.dtype = shape, classes, seed, dtype
+        self.shape, self.classes, self.seed, self.dtype, self.clients = shape, classes, seed, dtype, clients
         self.name, self.options = name, dict(options or {})  # by which `nets.build` made it, where it did
         self.others: dict[str, nn.Module] = {}
         self.weights = Tree({k: v.detach().clone() for k, v in _named(module)})

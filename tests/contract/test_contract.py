@@ -23,7 +23,7 @@ from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.engine.wire import nbytes
 from idiolect.errors import UsageError
-from idiolect.method import Method, Rows, Up, Wrapper
+from idiolect.method import Facts, Method, Rows, Up, Wrapper
 from idiolect.running import one_thread
 from idiolect.tree import Tree
 
@@ -358,6 +358,7 @@ def test_permuting_clients_permutes_results(name, monkeypatch):
     """Full batches and parts in order, for the order of samples is drawn by the client's number."""
     monkeypatch.setattr(Client, "split", parted_in_order)
     monkeypatch.setattr(Client, "draw", lambda me, purpose: orders.draw(0, purpose, me.round))
+    monkeypatch.setattr(Facts, "draw", lambda run, purpose, client: orders.draw(0, purpose, run.round))
     monkeypatch.setattr(Client, "fresh", lambda me, purpose: me.task.net.fresh(f"{purpose} {me.round}"))
     order = [3, 0, 7, 5, 1, 2, 6, 4]
     fed = federation()

@@ -118,3 +118,8 @@ def test_what_it_gives_is_a_network_s_weights():
     w, x = context.net.fresh("a"), context.shards.part("train", 0)[0]
     expected = linear(w, "head", context.task.features(w, x))
     torch.testing.assert_close(context.task.logits(w, x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(6, 3), (4,) * 5], ids=len)
+def test_the_network_knows_how_many_clients_there_are(sizes):
+    assert net(sizes=sizes).clients == len(sizes)

@@ -27,7 +27,7 @@ IMAGES = pytest.mark.parametrize("images", [False, True], ids=["mlp", "convnet w
 EVERYONE = range(len(SIZES))
 DEEP = {"hidden": (6, 5, 4)}
 INNER = ["fedavg", "fedprox", "fedper", "fedrep", "ditto", "scaffold", "fedala", "fedah", "fedpam", "fedaims"]
-INNER += ["finetune"]
+INNER += ["finetune", "apfl"]  # which has a private slot of the name `own`
 
 
 def deep(method, images=False, **fields):
@@ -260,7 +260,7 @@ def test_a_client_keeps_what_it_last_returned_and_the_server_knows_it(drop, imag
     names = [k for k in found.server["model"] if k.rpartition(".")[0] in personal]
     others = found.server["model"].drop(names)
     for i in EVERYONE:
-        row, own, now = found.progress.rows[i], found.private(i)["own"], found.personal(i)
+        row, own, now = found.progress.rows[i], found.private(i)["fedlag"], found.personal(i)
         visited = found.progress.store.visits[i] > 0
         assert bool(row["uploaded"]) == visited
         assert now.pick(others).equals(others)
@@ -278,7 +278,7 @@ def test_uniform_and_sample_weights():
         share = {i: 1 / len(ids) if w == "uniform" else SIZES[i] / sum(SIZES[j] for j in ids) for i in ids}
         mean = f.server["model"].map(lambda v: torch.zeros_like(v))
         for i in ids:
-            mean = mean + f.private(i)["own"] * share[i]
+            mean = mean + f.private(i)["fedlag"] * share[i]
         assert moved(mean, f.server["model"]) < 1e-12
 
 
@@ -300,7 +300,7 @@ def test_clients_keep_their_own_buffers_through_personal_norm_layers():
     assert any(p and k in net.norms for k, p in zip(found.server["personal"], on, strict=True))
     for i in EVERYONE:
         if found.progress.store.visits[i]:
-            own = found.private(i)["own"].pick([k for k in net.weights if k in net.buffers])
+            own = found.private(i)["fedlag"].pick([k for k in net.weights if k in net.buffers])
             assert found.private(i)["own buffers"].equals(own)
             assert found.personal(i).pick(own).equals(own)
 

@@ -401,7 +401,7 @@ def test_impossible_values_are_refused(hyper):
 
 
 def test_data_without_classes_are_refused():
-    with pytest.raises(UsageError, match="counts samples by class"):
+    with pytest.raises(UsageError, match="asks for samples' classes"):
         on_quadratics(GPFL(), rounds=1)
 
 

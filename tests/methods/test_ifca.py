@@ -8,9 +8,8 @@ import math
 import pytest
 import torch
 
-from harness import CLASSES, SIZES, agree, experiment, federation, moved, run, world
+from harness import CLASSES, SIZES, agree, experiment, federation, moved, opposed, run, world
 from idiolect import Result
-from idiolect.data import Federation
 from idiolect.engine.work import Job
 from idiolect.errors import UsageError
 from idiolect.method import Facts, Rows, Up
@@ -178,19 +177,6 @@ def test_the_server_by_hand():
 
 
 # what it is for
-
-
-def opposed() -> Federation:
-    """Eight equal clients with all classes, well apart; every other one calls each class by the next one's name."""
-    fed = federation((18,) * 8)
-    draw = torch.Generator().manual_seed(0)
-    y = torch.arange(len(fed.dataset.y)) % CLASSES
-    centres = 2 * torch.eye(6)[:CLASSES]
-    x = centres[y] + 0.3 * torch.randn(len(y), 6, generator=draw)
-    for i in range(1, 8, 2):
-        for rows in (fed.train[i], fed.test[i]):
-            y[rows] = (y[rows] + 1) % CLASSES
-    return dataclasses.replace(fed, dataset=dataclasses.replace(fed.dataset, x=x, y=y))
 
 
 def test_groups_of_clients_are_found_and_served_better_than_by_one_model():

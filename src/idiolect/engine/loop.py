@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from idiolect.engine.orders import draw
 from idiolect.engine.progress import Progress, Report
-from idiolect.engine.reduce import Reduction, copied
+from idiolect.engine.reduce import Reduction, copied, summed
 from idiolect.engine.wire import nbytes
 from idiolect.engine.work import Context, Job, Reply, checked
 from idiolect.method import Facts, Rows
@@ -42,7 +42,9 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
     if context.method.says_hello:
         met = {}
         for reply in backend.do(turns(context, progress, "hello", range(run.clients))):
-            sent = {slot: copied(value) for slot, value in reply.up.rows.items()}  # type: ignore[union-attr]
+            assert reply.up is not None
+            summed(context.method.name, reply.up, run.secure)
+            sent = {slot: copied(value) for slot, value in reply.up.rows.items()}
             met[reply.client] = {**progress.rows[reply.client], **sent}
             done.bytes_up += nbytes(sent)
             done.passes += reply.passes / run.clients
@@ -85,6 +87,7 @@ def exchange(run: Any, context: Context, backend: Backend, progress: Progress, d
         if i in done.dropped:
             continue
         assert reply.up is not None
+        summed(context.method.name, reply.up, run.secure)
         heard.add(i, reply.up, context.shards.size("train", i))
         if reply.mine is not None:
             checked(name, "mine", reply.mine, progress.store.template(i), f"client {i}, round {r}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from idiolect.engine.work import match
-from idiolect.errors import ContractError
+from idiolect.errors import ContractError, individual
 from idiolect.method import Up
 from idiolect.tree import Tree, stack
 
@@ -76,6 +76,12 @@ class Reduction:
                     )
                 for slot, value in slots.items():
                     match(self.name, f'up.{kind}["{slot}"]', value, first[slot], where)
+
+
+def summed(method: str, up: Up, secure: bool) -> None:
+    """Refuse a reply that the server would see by itself, in a secure run."""
+    if secure and up.rows:
+        raise individual(method, up.rows)
 
 
 def copied(value: Any) -> Any:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,6 +54,10 @@ class Shards:
             x[split], y[split] = values, data.y[rows].to(dtype) if data.loss == "squared" else data.y[rows]
             bounds[split] = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
         return Shards(x, y, bounds)
+
+    @property
+    def clients(self) -> int:
+        return len(self.bounds["train"]) - 1
 
     def share(self) -> Shards:
         """Move the samples to shared memory, once."""
@@ -113,6 +117,7 @@ class Reply:
 class Context:
     """A run as one client's process needs it."""
 
+    view: ClassVar[type[Client]] = Client
     method: Method
     module: nn.Module
     shape: tuple[int, ...]
@@ -133,7 +138,8 @@ class Context:
     @cached_property
     def net(self) -> Net:
         return Net(
-            self.module, self.shape, self.classes, self.settings.seed, self.dtype, self.network, self.options
+            self.module, self.shape, self.classes, self.settings.seed, self.dtype, self.network, self.options,
+            self.shards.clients,
         )  # fmt: skip
 
     @cached_property
@@ -162,7 +168,7 @@ class Context:
 
     def client(self, job: Job, kept: Tree | None = None) -> Client:
         x, y = self.resident.part("train", job.client)
-        me = Client(
+        me = self.view(
             self.task, x, y, self.settings, self.trainer,
             id=job.client, round=job.round, visits=job.visits, lr=self.rate(job.round),
         )  # fmt: skip

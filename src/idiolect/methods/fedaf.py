@@ -14,9 +14,9 @@ LEAST_OF = {"ipc": 1, "averaged": 1} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class FedAF(Method):
-    """FedAF. Wang et al., CVPR 2024, Algorithm 1: clients send no models. Each condenses its data to a few images per
-    class, guided by the mean logits that its peers give their classes (a first exchange in the round), and the server
-    trains the shared model on all of them, held to soft labels of the real data.
+    """FedAF. Wang et al., CVPR 2024, Algorithm 1: clients send no models but a few images per class, to which they
+    condense their data, guided by the mean logits that their peers give the classes (a first exchange in the round);
+    the server trains the shared model on all of them, held to soft labels of the real data.
 
     Departs from the paper: of which not every detail is at hand; the page says what rests on what. Real features are
     means over all of a client's samples of a class; the sliced Wasserstein distance is of order 2, squared, over all

@@ -12,7 +12,7 @@ LEAST = 1e-300  # of a weight: where every trace is 0, samples decide, and else 
 
 @dataclass(frozen=True)
 class FedAS(Method):
-    """FedAS. Yang, Huang and Ye, CVPR 2024 (Yang et al.), Algorithm 1: every client has a model of its own, and
+    """FedAS. Yang, Huang and Ye, CVPR 2024, Algorithm 1: every client has a model of its own, and
     bodies are shared. A received body is first aligned with the features of the client's own; the server weighs
     bodies by the trace of their Fisher information, so that a client that was trained little counts little.
 

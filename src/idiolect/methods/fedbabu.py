@@ -7,7 +7,7 @@ from idiolect.method import Method, State, Up, UsageError
 
 @dataclass(frozen=True)
 class FedBABU(Method):
-    """FedBABU. Oh et al. (Oh, Kim and Yun), ICLR 2022, Algorithm 1: FedAvg of the body alone, under the initial head,
+    """FedBABU. Oh, Kim and Yun, ICLR 2022, Algorithm 1: FedAvg of the body alone, under the initial head,
     which is everybody's and never trained; a client predicts with a copy that it fine-tunes on its own data.
 
     Departs from the paper: fine-tuning has the run's optimiser, and the rate of the round that would come next. From

@@ -9,7 +9,7 @@ from idiolect.method import Method, State, Tree, Up, UsageError
 
 @dataclass(frozen=True)
 class FedDBE(Method):
-    """FedDBE. Zhang et al., NeurIPS 2023, Algorithm 1 (DBE on FedAvg): FedAvg whose clients each keep a vector that
+    """FedDBE. Zhang et al., NeurIPS 2023, Algorithm 1, DBE on FedAvg: FedAvg whose clients each keep a vector that
     is added to the features and takes up what is particular to them; the features' own mean is drawn to one that all
     clients agreed on before the first round.
 

@@ -12,7 +12,7 @@ LEAST = 1e-3  # smaller weights are dropped
 
 @dataclass(frozen=True)
 class FedPAC(Method):
-    """FedPAC. Xu et al. (Xu, Tong and Huang), ICLR 2023, Algorithm 1: shared body, whose features are drawn to global
+    """FedPAC. Xu, Tong and Huang, ICLR 2023, Algorithm 1: shared body, whose features are drawn to global
     centroids of the classes; and every client gets the mixture of all heads that is best for it by the mean features
     of each class and their variance.
 

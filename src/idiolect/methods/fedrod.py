@@ -10,7 +10,7 @@ from idiolect.method import Method, State, Tree, Up, UsageError, linear
 
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """FedRoD, Fed-RoD in the paper. Chen et al. (Chen and Chao), ICLR 2022, Algorithm 1: FedAvg with a loss balanced
+    """Fed-RoD. Chen and Chao, ICLR 2022, Algorithm 1: FedAvg with a loss balanced
     over classes, and at each client a personal head that learns what the shared, generic one lacks.
 
     `hyper` is the width of the paper's other form, in which a shared network makes the personal head out of the

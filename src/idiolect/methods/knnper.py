@@ -10,7 +10,7 @@ from idiolect.method import Method, State, Tree, Up, UsageError
 
 @dataclass(frozen=True)
 class KNNPer(Method):
-    """KNNPer. Marfoq et al. (kNN-Per), ICML 2022, Algorithm 1: FedAvg whose clients predict with a mixture of the
+    """kNN-Per. Marfoq et al., ICML 2022, Algorithm 1: FedAvg whose clients predict with a mixture of the
     shared model and the k nearest of their own training samples, by the features that the shared model gives them.
 
     Departs from the paper: `lam` is given, the same for all clients; there each chooses its own on validation data.

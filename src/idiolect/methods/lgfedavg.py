@@ -7,7 +7,7 @@ from idiolect.method import Method, State, Up, UsageError
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """LGFedAvg, LG-FedAvg in the paper. Liang et al., arXiv 2001.01523, 2020, Algorithm 1: private lower layers and
+    """LG-FedAvg. Liang et al., arXiv 2001.01523, 2020, Algorithm 1: private lower layers and
     shared upper ones, trained together.
 
     The last `layers` are shared; with `shared="bottom"` they are private, and all others shared.

@@ -9,7 +9,7 @@ from idiolect.method import Method, State, Up, UsageError, linear
 
 @dataclass(frozen=True)
 class Moon(Method):
-    """MOON. Li et al. (Li, He and Song), CVPR 2021, Algorithm 1: FedAvg whose clients hold their features near those
+    """MOON. Li, He and Song, CVPR 2021, Algorithm 1: FedAvg whose clients hold their features near those
     of the received model and away from those of their own model of last time.
 
     Departs from the paper: features are the body's own; `projection` is the width of the paper's projection head (256

@@ -13,7 +13,7 @@ GRADIENTS = {"fo": 2, "hf": 4, "exact": 4}  # in a step; a product with the Hess
 
 @dataclass(frozen=True)
 class PerFedAvg(Method):
-    """PerFedAvg, Per-FedAvg in the paper. Fallah et al., NeurIPS 2020, Algorithm 1: FedAvg whose local loss is that
+    """Per-FedAvg. Fallah et al., NeurIPS 2020, Algorithm 1: FedAvg whose local loss is that
     of the model after one step of SGD, F(w - alpha grad F(w)); a client predicts after such a step.
 
     `variant` says how the curvature in that loss's gradient is taken: "fo" leaves it out, "hf" (Hessian-free) is

@@ -16,7 +16,7 @@ JITTERS = ("official", "identity")
 
 @dataclass(frozen=True)
 class PFedFDA(Method):
-    """PFedFDA, pFedFDA in the paper. McLaughlin et al. (McLaughlin and Su), NeurIPS 2024, Algorithm 1: a head of
+    """pFedFDA. McLaughlin and Su, NeurIPS 2024, Algorithm 1: a head of
     Gaussians, with a mean for each class and one covariance. The body trains under the shared ones' head; each client
     goes from them to its own as far as cross-validation says, and predicts with that.
 

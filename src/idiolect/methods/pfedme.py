@@ -7,7 +7,7 @@ from idiolect.method import Method, State, Up, UsageError, gradient
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """PFedMe, pFedMe in the paper. T Dinh et al., NeurIPS 2020, Algorithm 1: a client's own model theta minimises
+    """pFedMe. T Dinh et al., NeurIPS 2020, Algorithm 1: a client's own model theta minimises
     F(theta) + lam/2 |theta - w|^2, and the shared w, which never sees the data, follows theta.
 
     Departs from the paper: the local iterations are the batches of the run's epochs, and theta goes on from batch to

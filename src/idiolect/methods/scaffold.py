@@ -7,9 +7,9 @@ from idiolect.method import Method, State, Up, UsageError
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """SCAFFOLD. Karimireddy et al., ICML 2020, Algorithm 1, option II; x, y, c, ci as in the paper.
+    """SCAFFOLD. Karimireddy et al., ICML 2020, Algorithm 1, option II: FedAvg whose local steps are corrected by
+    control variates. x, y, c, ci as in the paper: ci estimates the client's gradient, c the mean of all.
 
-    FedAvg whose local steps are corrected by control variates: ci estimates the client's gradient, c the mean of all.
     Departs from the paper: none; clients send y for y - x, the same to the server. From the public code: ci is kept by
     its client, divided by the rate and the steps of this round, and c moves by the sum over N, not by the number
     sampled.

@@ -32,7 +32,7 @@ def footnote(summary: Mapping[str, Any]) -> str:
         "over test samples; clients ±: standard deviation over clients; lowest tenth: mean over the worst tenth of the "
         f"clients; {alone if 'gain_over_local' in summary['methods'][0]['received'] else ''}trained: the round's "
         "participants after local training; kB, passes: sent, and gradient passes over its own data, per participant "
-        "and round."
+        "and round; s / round: seconds of a round without its evaluation."
     )
 
 
@@ -58,7 +58,7 @@ def _cells(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "kB down", f"{entry['bytes_per_participant']['down']['mean'] / 1000:.0f}"
     yield "kB up", f"{entry['bytes_per_participant']['up']['mean'] / 1000:.0f}"
     yield "passes", f"{entry['gradient_passes']['mean']:.1f}"
-    yield "seconds", f"{entry['seconds']['mean']:.1f}"
+    yield "s / round", f"{entry['seconds']['round']['mean']:.2f}"
 
 
 def percent(value: Mapping[str, Any], spread: bool = False, sign: bool = False) -> str:

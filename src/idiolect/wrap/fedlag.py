@@ -55,7 +55,7 @@ class FedLAG(Wrapper):
         count = Tree(dict.fromkeys(layers, torch.zeros((), dtype=torch.int64)))
         noted = {"conflicts": count, "scores": count, "personal": count.map(lambda v: v > 0)}
         kinds = [state.client] if isinstance(state.client, Mapping) else state.client
-        kinds = [{**kind, "own": shared} for kind in kinds]
+        kinds = [{**kind, "fedlag": shared} for kind in kinds]
         rows = {"upload": shared.drop(net.buffers), "uploaded": torch.zeros((), dtype=torch.bool)}
         return State({**state.server, **noted}, kinds if len(kinds) > 1 else kinds[0], {**state.rows, **rows})
 
@@ -115,7 +115,7 @@ class FedLAG(Wrapper):
 
     def filled(self, me, down, mine):
         """What was received, with the client's own layers where none came (and its buffers, if the run keeps them)."""
-        model = mine["own"] | down["model"]
+        model = mine["fedlag"] | down["model"]
         buffers = {k: v for k, v in (me.buffers or {}).items() if k in model}
         return {**down, "model": model | buffers}
 
@@ -128,7 +128,7 @@ class FedLAG(Wrapper):
             raise UsageError(f"FedLAG wraps methods that average their clients' models; {self.inner.name} does not.")
         model, buffers = up.mean["model"], me.task.net.buffers
         rows = {"layers": model.drop(buffers), "buffers": model.pick([k for k in model if k in buffers])}
-        return replace(up, rows={**up.rows, **rows}), {**new, "own": model}
+        return replace(up, rows={**up.rows, **rows}), {**new, "fedlag": model}
 
     def personal(self, me, down, mine):
         return self.inner.personal(me, self.filled(me, down, mine), mine)
