@@ -30,7 +30,8 @@ from torch import nn
 
 from idiolect import Run
 from idiolect.data import Dataset, Federation
-from idiolect.engine.loop import Progress, one_round
+from idiolect.engine.loop import one_round
+from idiolect.engine.progress import Progress
 from idiolect.engine.workers import Workers
 from idiolect.experiment import cores
 from idiolect.method import Rows

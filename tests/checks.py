@@ -18,9 +18,10 @@ from idiolect import Result, Run, catalogue, run
 from idiolect.data import Dataset, Federation, federate
 from idiolect.data.federated import split_hash
 from idiolect.data.sources import quadratics
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
-from idiolect.method import Method, Rows, State
+from idiolect.method import Method, Rows, State, Up
 from idiolect.running import one_thread
 from idiolect.tree import Tree, stack
 
@@ -560,3 +561,20 @@ def fedsimsup_predicts_with_the_sum_of_two_networks(kind: type[Method]) -> None:
     with torch.no_grad():
         q = one.run.method.logits(one.context.task, w, x)
         torch.testing.assert_close(q, theta(x) + s(x), rtol=0, atol=1e-14)
+
+
+# FedAdam, FedYogi
+
+
+def stepped(method: Method, updates: list[list[float]]):
+    """What the server holds after each of these mean updates, of parameters w and statistics b."""
+    zero = torch.zeros(2, dtype=torch.float64)
+    first = method.init(experiment(method).context().net).server
+    v = next(iter(first["v"].values())).flatten()[:2].clone()
+    server = {"model": Tree({"w": zero, "b": zero}), "m": Tree({"w": zero}), "v": Tree({"w": v})}
+    states = [server]
+    for d in updates:
+        mean = server["model"] + torch.tensor(d, dtype=torch.float64)
+        server, _ = method.server(server, Rows({}), Up(mean={"model": mean}), None)
+        states.append(server)
+    return states

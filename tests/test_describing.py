@@ -12,7 +12,8 @@ from harness import experiment
 from idiolect import Run, catalogue, run
 from idiolect.cli import main
 from idiolect.describing import capabilities, in_words, markdown, needs, page
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.errors import UsageError
 from idiolect.method import Method, Rows, State, Up

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from harness import CLASSES, experiment, federation
-from idiolect import Run, run
+from idiolect import Run, run, running
 from idiolect.data import from_arrays, load
 from idiolect.errors import UsageError
 from idiolect.method import Method, State, Up
@@ -330,6 +331,25 @@ def test_a_run_file_runs_again_as_it_is(tmp_path):
     assert first.run.method.epochs == 1
 
 
+OTHER = {
+    "method": "fedprox", "data": "synthetic", "data_options": {"clients": 7}, "split": "pathological:2", "clients": 7, "rounds": 3, "ratio": ((0, 2), (1,)),
+    "epochs": 4, "batch_size": 5, "lr": 0.3, "momentum": 0.5, "weight_decay": 0.01, "nesterov": True, "optimizer": "adamw", "clip": 0.5, "schedule": "step",
+    "decay": 0.5, "every": 7, "network": "mlp", "network_options": {"hidden": [3, 4]}, "buffers": "drop", "seed": 8, "test": 0.1, "validation": 0.2,
+    "test_from": "official", "drop": 0.3, "evaluate_every": 2, "backend": "stacked", "workers": 3, "dtype": "float64", "device": "meta", "secure": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Run)])
+def test_every_field_survives_a_run_file(field):
+    need = {"nesterov": {"momentum": 0.9}}.get(field, {})
+    made = Run(**({"method": "fedavg", "clients": 7} | need | {field: OTHER[field]}))
+    assert getattr(made, field) != next(f.default for f in dataclasses.fields(Run) if f.name == field)
+    again = Run.from_toml(made.to_toml())
+    assert again.to_toml() == made.to_toml()
+    assert dataclasses.replace(again, ratio=made.ratio) == made  # lists for tuples
+    assert again.sampler == made.sampler
+
+
 def test_a_run_of_objects_runs_again_when_they_are_given(tmp_path):
     made = quick(seed=2)
     again = Run.from_toml(made.to_toml(), data=made.data)
@@ -390,6 +410,35 @@ def test_the_default_data_set_is_learnt(backend):
     )  # fmt: skip
     assert result.summary["accuracy"]["received"]["plain"]["last"] > 0.6
     assert result.rounds[0]["received_plain"] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"), [(None, (3, 20, 17)), ("lenet5", (2, 19, 23)), ("mlp", (5,)), (None, (9,))]
+)
+def test_channels_sizes_and_classes_come_from_the_data(network, shape):
+    x = np.random.default_rng(0).normal(size=(40, *shape)).astype(np.float32)
+    found = run(quick(data=from_arrays(x, np.arange(40) % 5), network=network, rounds=1))
+    w, first = found.context.net.weights, next(iter(found.context.net.layers.values()))
+    assert w["head.weight"].shape[0] == 5
+    assert next(v for k, v in first.items() if k.endswith("weight")).shape[1] == shape[0]
+    assert found.summary["network_parameters"] == found.context.net.trainable.size
+
+
+def test_images_too_small_for_the_network_are_refused_with_the_sizes_that_work():
+    data = from_arrays(np.zeros((30, 1, 12, 15), np.float32), LABELS)
+    with pytest.raises(UsageError, match=r"lenet5 needs images of at least 16x16 .* found 12x15\. .* convnet3"):
+        run(quick(data=data, network="lenet5"))
+
+
+def test_by_default_there_is_a_worker_for_each_core():
+    assert (Run(method="fedavg").backend, Run(method="fedavg").workers) == ("workers", None)
+    made = quick(backend="workers")
+    context = made.context()
+    pool = running.backend(made, context, context.store(made.clients))
+    try:
+        assert len(pool._workers) == len(os.sched_getaffinity(0))
+    finally:
+        pool.close()
 
 
 def test_the_initial_model_is_of_the_seed_and_of_nothing_else():

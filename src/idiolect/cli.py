@@ -21,7 +21,7 @@ from idiolect import __version__
 from idiolect.errors import ClientError, ContractError, UsageError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `--help` does without
-    from idiolect.engine.loop import Report
+    from idiolect.engine.progress import Report
     from idiolect.experiment import Run
 
 BASICS = "local,fedavg,fedavg+finetune,fedper,fedrep,ditto"

@@ -55,14 +55,23 @@ class Phase:
     carried: tuple[str, ...] = ()
 
 
+@dataclass
+class Course:
+    """What a client's phases have come to, on whatever samples: shared by its views."""
+
+    n: int  # its own training samples
+    seen: float = 0.0  # samples trained on
+    buffers: Tree | None = None  # of the received network, followed through training (policy `local`)
+
+
 Trainer = Callable[[Task, Phase], Tree]
 
 
 class Client:
     """One client in one round.
 
-    n: training samples · round: the global round · visits: its earlier participations · lr: this round's learning rate
-    · counts: training samples per class · task: the network's functions.
+    n: training samples · id: its number · round: the global round · visits: its earlier participations · lr: this
+    round's learning rate · task: the network's functions.
     """
 
     def __init__(
@@ -82,10 +91,9 @@ class Client:
         self._settings, self._trainer = settings, trainer
         self.id, self.round, self.visits, self.lr = id, round, visits, lr
         self.n = len(y)
-        self._seen, self._all = [0.0], len(y)  # samples trained on so far; shared with parts of this client
-        self.buffers: Tree | None = None  # of the received network, followed through training (policy `local`)
+        self.course = Course(self.n)
         self._calls = 0
-        self._known: tuple[Tree, Tensor] | None = None
+        self._known: tuple[Tree, Tensor] | None = None  # a body and the training set's features under it
 
     # training
 
@@ -136,7 +144,8 @@ class Client:
             return w
         if order is None:
             order, self._calls = self._calls, self._calls + 1
-        fixed = {*self.task.net.buffers, *(carried := tuple(carried))}
+        carried = tuple(carried)
+        fixed = self.task.net.buffers.union(carried)
         trained = tuple(k for k in (w if only is None else only) if k not in fixed and w[k].is_floating_point())
         if not trained:
             return w  # a network without a body, say
@@ -144,7 +153,7 @@ class Client:
             features = w
         indices = self._indices(epochs, steps, order, share)
         groups = [tuple(indices[k : k + per_step]) for k in range(0, len(indices) - per_step + 1, per_step)]
-        self._seen[0] += gradients * sum(len(batch) for group in groups for batch in group)
+        self.course.seen += gradients * sum(len(batch) for group in groups for batch in group)
         phase = Phase(
             weights=w,
             trained=trained,
@@ -165,43 +174,8 @@ class Client:
         )
         result = self._trainer(self.task, phase)
         if self.buffers is not None and all(w.get(k) is v for k, v in self.buffers.items()):
-            self.buffers = result.pick(self.buffers)
+            self.course.buffers = result.pick(self.buffers)
         return result
-
-    @property
-    def passes(self) -> float:
-        """Gradient passes over the whole training set so far."""
-        return self._seen[0] / self._all if self._all else 0.0
-
-    def split(self, share: float) -> tuple[Client, Client]:
-        """Two disjoint parts of this client's training set, the same in every round: ceil(share * n) samples, and the
-        rest (at least one each where there are two)."""
-        order = torch.from_numpy(orders.draw(self._settings.seed, "split", self.id).permutation(self.n)).to(
-            self._y.device
-        )
-        first = min(max(math.ceil(share * self.n - 1e-9), 1), max(self.n - 1, 1))
-        return self._part(order[:first].sort().values), self._part(order[first:].sort().values)
-
-    def over(self, x: Tensor, y: Tensor, batch_size: int | None = None) -> Client:
-        """This client's view of other samples than its own (condensed ones, say). What is trained on them counts as
-        passes over the client's own: the share of them that so many samples are."""
-        part = copy.copy(self)
-        part._x, part._y, part.n, part._known = x, y, len(y), None
-        part.__dict__.pop("counts", None)
-        if batch_size is not None:
-            part._settings = replace(self._settings, batch_size=batch_size)
-        return part
-
-    def _part(self, rows: Tensor) -> Client:
-        return self.over(self._x[rows], self._y[rows])
-
-    def draw(self, purpose: str) -> np.random.Generator:
-        """Randomness of this client in this round for a named purpose."""
-        return orders.draw(self._settings.seed, purpose, self.round, self.id)
-
-    def fresh(self, purpose: str) -> Tree:
-        """Another initialisation of the network, this client's in this round for a named purpose."""
-        return self.task.net.fresh(repr((purpose, self.round, self.id))).to(self._y.device)
 
     def _indices(self, epochs: int, steps: int | None, order: int, share: float) -> list[Tensor]:
         s = self._settings
@@ -215,9 +189,18 @@ class Client:
 
     def steps(self, epochs: int | None = None) -> int:
         """The optimiser steps that so many epochs take."""
-        return (self._settings.epochs if epochs is None else epochs) * len(
-            orders.cuts(self.n, self._settings.batch_size)
-        )
+        epochs = self._settings.epochs if epochs is None else epochs
+        return epochs * len(orders.cuts(self.n, self._settings.batch_size))
+
+    @property
+    def passes(self) -> float:
+        """Gradient passes over the whole training set so far."""
+        return self.course.seen / self.course.n if self.course.n else 0.0
+
+    @property
+    def buffers(self) -> Tree | None:
+        """The running statistics that this client keeps of what it receives, where the run lets it keep its own."""
+        return self.course.buffers
 
     @property
     def epochs(self) -> int:
@@ -260,6 +243,8 @@ class Client:
         with torch.no_grad():
             return self.task.losses(self.logits(w), self._y).mean()
 
+    # the training set
+
     @property
     def inputs(self) -> Tensor:
         """The training set itself, in the order of `labels`. [n, ...]"""
@@ -276,6 +261,39 @@ class Client:
     def counts(self) -> Tensor:
         """Training samples per class, over the whole training set. [classes]"""
         return torch.bincount(self.labels, minlength=self.task.classes).to(self.task.net.dtype)
+
+    # with other samples
+
+    def split(self, share: float) -> tuple[Client, Client]:
+        """Two disjoint parts of this client's training set, the same in every round: ceil(share * n) samples, and the
+        rest (at least one each where there are two)."""
+        shuffled = orders.draw(self._settings.seed, "split", self.id).permutation(self.n)
+        order = torch.from_numpy(shuffled).to(self._y.device)
+        first = min(max(math.ceil(share * self.n - 1e-9), 1), max(self.n - 1, 1))
+        return self._part(order[:first].sort().values), self._part(order[first:].sort().values)
+
+    def over(self, x: Tensor, y: Tensor, batch_size: int | None = None) -> Client:
+        """This client with other samples than its own (condensed ones, say). So many trained on count as the same
+        number of its own would, in `passes`."""
+        part = copy.copy(self)
+        part._x, part._y, part.n, part._known = x, y, len(y), None
+        part.__dict__.pop("counts", None)
+        if batch_size is not None:
+            part._settings = replace(self._settings, batch_size=batch_size)
+        return part
+
+    def _part(self, rows: Tensor) -> Client:
+        return self.over(self._x[rows], self._y[rows])
+
+    # randomness
+
+    def draw(self, purpose: str) -> np.random.Generator:
+        """Randomness of this client in this round for a named purpose."""
+        return orders.draw(self._settings.seed, purpose, self.round, self.id)
+
+    def fresh(self, purpose: str) -> Tree:
+        """Another initialisation of the network, this client's in this round for a named purpose."""
+        return self.task.net.fresh(repr((purpose, self.round, self.id))).to(self._y.device)
 
 
 def _plain(task: Task, w: Tree, batch: Batch, *given: Any) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 from idiolect import __version__, catalogue
 from idiolect.data import Split
-from idiolect.engine.loop import Report
+from idiolect.engine.progress import Report
 from idiolect.errors import UsageError
 from idiolect.experiment import Run
 from idiolect.method import Method

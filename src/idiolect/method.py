@@ -56,7 +56,7 @@ class Up:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the server may use besides states and replies. `ids` and `weights` are of the clients whose replies
+    """What the server may use besides states and replies: `run`. `ids` and `weights` are of the clients whose replies
     were accepted, in the order of `up.rows`; in `plan`, of those who take part."""
 
     round: int
@@ -69,7 +69,7 @@ class Facts:
     view: Callable[[Tensor, Tensor], Client] | None = field(default=None, repr=False, compare=False)
 
     def over(self, x: Tensor, y: Tensor) -> Client:
-        """A view like a client's of samples that the server has, to train on with the run's settings."""
+        """A view like `Client.over` of samples that the server has, to train on with the run's settings."""
         assert self.view is not None
         return self.view(x, y)
 
@@ -198,10 +198,6 @@ class Wrapper(Method):
     def hello(self, me: Client, down: Slots, mine: Slots) -> Slots:
         return self.inner.hello(me, down, mine)
 
-    @property
-    def says_hello(self) -> bool:
-        return self.inner.says_hello
-
     def plan(self, server: Slots, rows: Rows, run: Facts) -> tuple[Slots, Rows]:
         return self.inner.plan(server, rows, run)
 
@@ -213,10 +209,6 @@ class Wrapper(Method):
 
     def ask(self, me: Client, down: Slots, mine: Slots) -> Up:
         return self.inner.ask(me, down, mine)
-
-    @property
-    def asks(self) -> bool:
-        return self.inner.asks
 
     def answered(self, server: Slots, rows: Rows, up: Up, run: Facts) -> tuple[Slots, Rows]:
         return self.inner.answered(server, rows, up, run)
@@ -238,6 +230,14 @@ class Wrapper(Method):
 
     def check(self, run: Run) -> None:
         self.inner.check(run)
+
+    @property
+    def says_hello(self) -> bool:
+        return self.inner.says_hello
+
+    @property
+    def asks(self) -> bool:
+        return self.inner.asks
 
 
 def gradient(fn: Callable[[Tree], Tensor], w: Tree) -> Tree:

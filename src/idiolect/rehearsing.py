@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 from idiolect.client import Client, Phase
 from idiolect.data import Dataset, Federation
 from idiolect.data.federated import split_hash
-from idiolect.engine.loop import Progress, Report, hello, loop, one_round, turns
+from idiolect.engine.loop import hello, loop, one_round, turns
+from idiolect.engine.progress import Progress, Report
 from idiolect.engine.serial import Serial
 from idiolect.engine.steps import train
 from idiolect.engine.wire import nbytes, tensors
@@ -90,8 +91,8 @@ class Counted(Client):
     @property
     def spent(self) -> Passes:
         other = self._besides["other"]
-        own = (self._seen[0] - other) / self._all
-        return Passes(round(own, 3), round(self._besides["swept"] / self._all, 3), int(other))
+        own = (self.course.seen - other) / self.course.n
+        return Passes(round(own, 3), round(self._besides["swept"] / self.course.n, 3), int(other))
 
     def over(self, x: Tensor, y: Tensor, batch_size: int | None = None) -> Counted:
         part: Any = super().over(x, y, batch_size)
@@ -104,9 +105,9 @@ class Counted(Client):
         return part
 
     def train(self, w: Tree, **how: Any) -> Tree:
-        before = self._seen[0]
+        before = self.course.seen
         w = super().train(w, **how)
-        self._besides["other"] += self.foreign * (self._seen[0] - before)
+        self._besides["other"] += self.foreign * (self.course.seen - before)
         return w
 
     def sweep(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,14 +133,12 @@ class Counted(Client):
 class Observed(Context):
     """A context whose clients count. `made`: those of the job, the one that does it first."""
 
+    view: ClassVar[type[Client]] = Counted
     made: list[Counted] = field(default_factory=list)
 
-    def client(self, job: Job) -> Client:
-        x, y = self.resident.part("train", job.client)
-        me = Counted(
-            self.task, x, y, self.settings, self.trainer,
-            id=job.client, round=job.round, visits=job.visits, lr=self.rate(job.round),
-        )  # fmt: skip
+    def client(self, job: Job, kept: Tree | None = None) -> Client:
+        me = super().client(job, kept)
+        assert isinstance(me, Counted)
         self.made.append(me)
         return me
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from idiolect.engine.loop import Backend, Progress, Report, loop, turns
+from idiolect.engine.loop import Backend, loop, turns
+from idiolect.engine.progress import Progress, Report
 from idiolect.engine.serial import Serial
 from idiolect.engine.stacked import Stacked
 from idiolect.engine.store import Store

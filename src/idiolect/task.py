@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from idiolect import nets
+from idiolect.engine.orders import key
 from idiolect.errors import UsageError
 from idiolect.tree import Tree
 
@@ -118,10 +120,8 @@ class Net:
         return tuple(Tree({k: v for k, v in self.weights.items() if k.startswith(prefix)}) for prefix in names)
 
     def add(self, part: str, network: str | None = None, share: float | None = None) -> Tree:
-        """A further network beside this one, its weights named below `part.`; losses ask for it by
+        """Another network beside this one, its weights named below `part.`; losses ask for it by
         `task.logits(w, x, part)`. `network` is its name, by default this one's; `share` scales its parameters."""
-        from idiolect import nets
-
         options = self.options if network is None else {}
         if (network := network or self.name) is None:
             raise UsageError(f"A network given as an object has no second copy to serve as {part}; name one.")
@@ -132,7 +132,7 @@ class Net:
         return self._beside(part, module)
 
     def twin(self, part: str) -> Tree:
-        """A copy of this network beside it, with the same initial weights; named, and asked for, as in `add`."""
+        """A copy of this network beside it, named and asked for as in `add`: the same initial weights."""
         return self._beside(part, copy.deepcopy(self.module))
 
     def _beside(self, part: str, module: nn.Module) -> Tree:
@@ -143,8 +143,6 @@ class Net:
     def fresh(self, purpose: str) -> Tree:
         """The weights of another initialisation of this network: a function of (seed, purpose) alone. The layers of a
         network given as an object draw theirs anew (`reset_parameters`)."""
-        from idiolect import nets
-
         with self._drawing("fresh", purpose):
             if self.name is None:
                 module = _redrawn(self.module)
@@ -155,8 +153,6 @@ class Net:
     @contextmanager
     def _drawing(self, *purpose: str) -> Iterator[None]:
         """PyTorch's random state is a function of (seed, purpose) inside, and what it was afterwards."""
-        from idiolect.engine.orders import key
-
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(self.seed, *purpose))
             yield
@@ -189,8 +185,6 @@ class Net:
 
     def linear(self, name: str, inputs: int, outputs: int) -> Tree:
         """Initial weights of an extra linear layer, PyTorch's default, drawn from (seed, name)."""
-        from idiolect.engine.orders import key
-
         draw = torch.Generator().manual_seed(key(self.seed, "extra", name))
         bound = 1 / math.sqrt(inputs)
         weight = torch.empty(outputs, inputs, dtype=self.dtype).uniform_(-bound, bound, generator=draw)
@@ -230,7 +224,7 @@ class Task:
     # the network's functions
 
     def logits(self, w: Tree, x: Any, part: str = "") -> Tensor:
-        """The network's logits; `part` names one that `Net.add` made."""
+        """The network's logits, or those of the one beside it that `Net.add` or `Net.twin` named `part`."""
         if isinstance(x, Features):
             return self.head(w, x.z)
         return self._apply(w, x, part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 import torch
@@ -36,13 +36,13 @@ class Tree(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"Tree({', '.join(f'{k}{list(v.shape)}' for k, v in self.items())})"
 
-    def items(self):  # dict's own views are faster than Mapping's
+    def items(self) -> ItemsView[str, Tensor]:  # dict's own views are faster than Mapping's
         return self._tensors.items()
 
-    def values(self):
+    def values(self) -> ValuesView[Tensor]:
         return self._tensors.values()
 
-    def keys(self):
+    def keys(self) -> KeysView[str]:
         return self._tensors.keys()
 
     # arithmetic

@@ -18,7 +18,8 @@ from idiolect.client import Client
 from idiolect.data import Federation
 from idiolect.data.federated import split_hash
 from idiolect.engine import orders
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.engine.wire import nbytes
 from idiolect.errors import UsageError

@@ -1,8 +1,10 @@
 """Splits: every row once, the sizes, the skew, and what is refused."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,11 +140,13 @@ def test_dirichlet_needs_no_luck_for_many_clients():
 
 
 def test_dirichlet_refuses_a_minimum_that_cannot_be_and_names_the_nearest():
-    with pytest.raises(UsageError, match=r"300 \* 10 = 3000|10 \* 300 = 3000.*minimum=6, or 200 clients"):
+    with pytest.raises(UsageError, match=r"10 \* 300 = 3000 rows, found 2000; .* minimum=6, or 200 clients\."):
         Dirichlet(0.1)(LABELS, 300, 0)
+    with pytest.raises(UsageError, match=r"50 \* 1 = 50 rows, found 30; .* minimum=30\."):
+        Dirichlet(0.1, 50)(LABELS[:30], 1, 0)
 
 
-@pytest.mark.parametrize("alpha", [0, -1, np.nan, np.inf, "a", True])
+@pytest.mark.parametrize("alpha", [0, -1, np.nan, np.inf, 1e300, "a", True])
 @pytest.mark.parametrize("split", [Dirichlet, Quantity])
 def test_an_alpha_that_is_none_is_refused(split, alpha):
     with pytest.raises(UsageError, match="alpha > 0"):
@@ -183,11 +187,11 @@ def test_pathological_meetings_of_classes_are_random():
 
 
 def test_pathological_refuses_what_cannot_be_and_names_the_nearest():
-    with pytest.raises(UsageError, match=r"found 3 \* 2; the nearest that can be had is classes=4, or 5 clients"):
+    with pytest.raises(UsageError, match=r"found 3 \* 2; ask for classes=4 or 5 clients"):
         Pathological(2)(LABELS, 3, 0)
-    with pytest.raises(UsageError, match="nearest that can be had is classes=10"):
+    with pytest.raises(UsageError, match=r"found classes=11; ask for classes=10\."):
         Pathological(11)(LABELS, 20, 0)
-    with pytest.raises(UsageError, match="found 3 rows of class 1 for 4 clients; ask for 3 clients or fewer"):
+    with pytest.raises(UsageError, match="found 3 rows of class 1 for 4 clients; ask for classes=1 or 3 clients"):
         Pathological(2)(np.array([0] * 9 + [1] * 3), 4, 0)
     for classes in (0, 1.5, True):
         with pytest.raises(UsageError, match="whole number of at least 1 for classes"):
@@ -260,6 +264,66 @@ def test_given_keeps_the_largest_groups_or_merges_them():
     assert [rows.tolist() for rows in merged] == [[0, 1, 3, 5, 6], [2, 4, 7, 8]]
     with pytest.raises(UsageError, match="refuse, largest, merge, found 'drop'"):
         Given("drop")
+
+
+# What a refusal names instead
+
+
+def alternatives(split, clients, sentence):
+    """The splits and numbers of clients that a refusal asks for."""
+    asked = sentence.partition("; ")[2]
+    number = re.search(r"(\d+) clients", asked)
+    changes = {k: int(v) for k, v in re.findall(r"(classes|minimum)=(\d+)", asked)}
+    both = [(replace(split, **changes), int(number[1]))] if changes and number else []
+    either = [(replace(split, **changes), clients)] if changes else []
+    either += [(split, int(number[1]))] if number else []
+    return both if " and " in asked else either
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=6),
+    st.one_of(
+        st.integers(1, 8).map(Pathological),
+        st.integers(1, 30).map(lambda m: Dirichlet(0.3, m)),
+        st.integers(1, 30).map(lambda m: Quantity(0.3, m)),
+        st.sampled_from([IID(), Given(), Given("largest"), Given("merge")]),
+    ),
+    st.integers(1, 60),
+    seeds,
+)
+def test_what_a_refusal_names_can_be_had(sizes, split, clients, seed):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    try:
+        assert len(split(labels, clients, seed)) == clients
+        return
+    except UsageError as refusal:
+        sentence = str(refusal)
+    found = alternatives(split, clients, sentence)
+    assert found
+    for other, number in found:
+        assert len(other(labels, number, seed)) == number, sentence
+
+
+@pytest.mark.parametrize(
+    ("split", "clients", "nearest"),
+    [
+        (Pathological(2), 30, "ask for 12 clients."),  # 4 classes of 6 rows each: 24 places
+        (Pathological(2), 20, "ask for classes=1 or 12 clients."),
+        (Pathological(3), 1, "ask for classes=4 or 2 clients"),
+        (Pathological(9), 5, "ask for classes=4."),
+        (Pathological(9), 25, "ask for classes=1 and 24 clients"),
+        (Dirichlet(0.3, 5), 30, "ask for 4 clients or fewer"),
+        (Dirichlet(0.3, 25), 30, "ask for minimum=1 and 24 clients or fewer"),
+        (Quantity(0.3, 5), 6, "the nearest that can be had is minimum=4, or 4 clients"),
+        (Given(), 30, "ask for 4 clients"),
+        (IID(), 30, "ask for 24 clients or fewer"),
+    ],
+)
+def test_nothing_nearer_could_be_had(split, clients, nearest):
+    with pytest.raises(UsageError) as error:
+        split(np.arange(24) % 4, clients, 0)
+    assert nearest in str(error.value)
 
 
 # Texts

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from idiolect.errors import UsageError
-from idiolect.method import Method, State, Up
+from idiolect.method import Method, State, Tree, Up
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,38 @@ class Threads(Shared):
     def server(self, server, rows, up, run):
         assert float(up.sum["threads"]) == len(run.ids)
         return server, rows
+
+
+@dataclass(frozen=True)
+class Looking(Shared):
+    """Sends home the sum of the samples that its process sees."""
+
+    def local(self, me, down, mine):
+        return Up(mean={"model": down["model"]}, rows={"seen": me.inputs.sum()}), mine
+
+
+@dataclass(frozen=True)
+class Slow(Shared):
+    """One client takes its time."""
+
+    client: int = 0
+
+    def before(self, me):
+        time.sleep(1.0 if me.id == self.client else 0.0)
+
+
+@dataclass(frozen=True)
+class Chatty(Shared):
+    """So many tensors go down and come back."""
+
+    count: int = 10
+
+    def init(self, net):
+        many = Tree({str(k): torch.tensor(float(k)) for k in range(self.count)})
+        return replace(super().init(net), server={"model": net.weights, "many": many})
+
+    def ask(self, me, down, mine):
+        return Up(sum={"many": down["many"] + 1.0})
 
 
 @dataclass(frozen=True)

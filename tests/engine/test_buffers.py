@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from harness import SIZES, experiment, federation, moved, run
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.errors import UsageError
 from idiolect.method import Method, Rows, State, Up
@@ -103,6 +104,21 @@ def test_a_client_predicts_with_its_own_statistics():
         assert personal[i].pick(buffers).equals(found.private(i)["own buffers"])
     assert all(personal[i].equals(shared) for i in (3, 5, 6, 7))  # never took part: what it would receive
     assert len({float(personal[i][MEAN][0]) for i in (0, 1, 2, 4)}) == 4
+
+
+def test_statistics_are_followed_through_training_on_a_part_of_the_samples():
+    @dataclass(frozen=True)
+    class Parted(Method):
+        def init(self, net):
+            return State(server={"model": net.weights})
+
+        def local(self, me, down, mine):
+            return Up(mean={"model": me.split(0.5)[0].train(down["model"])}), mine
+
+    found = run(prepared(Parted(), buffers="local", rounds=1, ratio=((2,),)))
+    trained = found.server["model"].pick(found.context.net.buffers)
+    assert found.private(2)["own buffers"].equals(trained)
+    assert not trained.equals(found.context.net.weights.pick(trained))
 
 
 def test_a_dropped_reply_leaves_a_client_its_old_statistics():

@@ -7,7 +7,8 @@ import torch
 
 from harness import SIZES, experiment, federation, moved, run
 from idiolect import catalogue
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.engine.work import Job
 from idiolect.errors import ContractError

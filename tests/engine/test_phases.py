@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from harness import experiment, federation, moved
-from idiolect.data import federate
+from idiolect.data import federate, from_arrays
 from idiolect.data.sources import quadratics
 from idiolect.engine import orders
 from idiolect.engine.work import Job
@@ -190,6 +190,21 @@ def test_integers_beside_the_network_are_constants():
     assert torch.equal(after["labels"], me.labels)
     assert moved(after.pick(["more"]), both.pick(["more"])) > 1e-3
     assert moved(after.pick(w), me.train(w, order=0)) == 0
+
+
+def test_images_and_weights_lie_channels_last():
+    x = torch.randn(24, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    me, w = client(federation=federate(from_arrays(x, torch.arange(24) % 3), "iid", 2, 0), network="convnet3")
+    seen = []
+
+    def loss(task, w, batch):
+        seen.extend(v.is_contiguous(memory_format=torch.channels_last) for v in (batch.x, w["body.block2.conv.weight"]))
+        return task.loss(w, batch)
+
+    trained = me.train(w, loss=loss)
+    assert len(seen) == 2 * me.steps()
+    assert all(seen)
+    assert all(v.is_contiguous() for v in trained.values())
 
 
 def test_labels_stand_in_the_order_of_features():

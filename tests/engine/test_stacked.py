@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from harness import experiment, federation, moved, run
-from idiolect.engine.loop import Progress, loop
+from idiolect.engine.loop import loop
+from idiolect.engine.progress import Progress
 from idiolect.engine.stacked import Stacked
 from idiolect.errors import ClientError, UsageError
 from idiolect.method import Method, Rows, State, Up
@@ -139,6 +140,42 @@ def test_what_cannot_be_stacked_is_refused_with_a_sentence(fields, sentence, tmp
         run(experiment("fedavg", backend="stacked", **fields), out=tmp_path / "run")
     assert str(error.value) == sentence
     run(experiment("fedavg", rounds=1, **fields))  # runs elsewhere
+
+
+@dataclass(frozen=True)
+class Branching(Method):
+    """Its loss looks at a number, or fails."""
+
+    fails: bool = False
+
+    def init(self, net):
+        return State(server={"model": net.weights})
+
+    def loss(self, task, w, batch):
+        if self.fails:
+            raise ZeroDivisionError("of all things")
+        value = task.loss(w, batch)
+        return value * 2 if value.item() > 1 else value
+
+    def local(self, me, down, mine):
+        return Up(mean={"model": me.train(down["model"], loss=self.loss)}), mine
+
+
+def test_what_trains_alone_and_not_together_is_refused_with_a_sentence():
+    with pytest.raises(UsageError) as error:
+        run(experiment(Branching(), backend="stacked"))
+    start, _, reason = str(error.value).partition(" (")
+    assert start == "The stacked backend cannot run branching: its clients train alone but not together"
+    assert ".item()" in reason
+    assert reason.endswith("). Use the serial or workers backend.")
+    run(experiment(Branching(), rounds=1))
+
+
+def test_a_mistake_in_a_loss_is_told_as_elsewhere():
+    for backend in ("serial", "stacked"):
+        with pytest.raises(ClientError) as error:
+            run(experiment(Branching(fails=True), backend=backend))
+        assert "branching, client 0, round 0 (local): ZeroDivisionError: of all things" in str(error.value)
 
 
 def test_after_an_error_no_thread_is_left():

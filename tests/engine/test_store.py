@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from harness import experiment, federation
+from idiolect.engine.loop import one_round
+from idiolect.engine.progress import Progress
+from idiolect.engine.serial import Serial
 from idiolect.engine.store import Store
+from idiolect.engine.work import Shards
+from idiolect.method import Rows
+from idiolect.running import one_thread
 from idiolect.tree import Tree
 
 TEMPLATE = {"model": Tree({"w": torch.full((2, 2), 0.5)}), "count": torch.zeros((), dtype=torch.int64)}
@@ -70,8 +77,28 @@ def test_a_file_holds_the_records_and_costs_what_was_written(tmp_path):
     assert same(again.record_of(150_000), record(5))
 
 
+def test_a_round_looks_at_its_cohort_alone(monkeypatch):
+    """Whatever the number of clients."""
+    run_ = experiment("ditto", federation=federation((2,) * 200), ratio=((3, 77, 150),), rounds=1)
+    context = run_.context()
+    progress = Progress(context.state.server, Rows(context.state.rows), context.store(200))
+    asked = []
+    for kind, name in ((Shards, "part"), (Shards, "size"), (Store, "read"), (Store, "write")):
+        original = getattr(kind, name)
+
+        def watched(self, *args, original=original, at=0 if kind is Store else 1):
+            asked.append(args[at])
+            return original(self, *args)
+
+        monkeypatch.setattr(kind, name, watched)
+    with one_thread():
+        done = one_round(run_, context, Serial(context), progress)
+    assert done.participants == (3, 77, 150)
+    assert set(asked) == {3, 77, 150}
+
+
 def test_another_process_attaches_itself(store):
-    other = Store.attached(*store.address)
+    other = Store.attached(store.kinds, store.drawn, store.records)
     store.write(1, record(8))
     assert same(other.record_of(1), record(8))
 

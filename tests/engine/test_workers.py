@@ -3,16 +3,19 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
 from pathlib import Path
 
 import odd
 import pytest
 import torch
 
-from harness import experiment, run
+from harness import SIZES, experiment, federation, run
 from idiolect.engine import workers
-from idiolect.engine.loop import Progress, loop, turns
+from idiolect.engine.loop import loop, turns
+from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Rows
@@ -214,6 +217,84 @@ def test_processes_are_started_safely_with_one_thread_and_the_data_once():
         assert torch.get_num_threads() == 2  # and the caller has its own back
     finally:
         torch.set_num_threads(1)
+
+
+def test_workers_look_at_the_caller_s_own_samples():
+    """Not at a copy: what is written there after they started is what they see."""
+    run_ = experiment(odd.Looking(), ratio=1.0)
+    context, progress, pool = begin(run_)
+    try:
+        for x in context.shards.x.values():
+            x.fill_(0.5)
+        replies = list(pool.do(turns(context, progress, "local", range(8))))
+    finally:
+        pool.close()
+    assert {r.client: float(r.up.rows["seen"]) for r in replies} == {i: 0.5 * 6 * n for i, n in enumerate(SIZES)}
+
+
+def test_replies_that_wait_for_their_turn_are_few(monkeypatch):
+    """While the first client is slow, the others stop when all slots are taken."""
+    monkeypatch.setattr(workers, "SLOTS", 2)
+    fed = federation((9, *[3] * 19))
+    run_ = experiment(odd.Slow(client=0), federation=fed, ratio=1.0, rounds=1)
+    context, progress, pool = begin(run_, count=2, parcel=1)
+    sent, handed_on, most = [], [], 0
+    send = workers._Worker.send
+
+    def watched(worker, number, jobs):
+        sent.append(number)
+        return send(worker, number, jobs)
+
+    monkeypatch.setattr(workers._Worker, "send", watched)
+    try:
+        for reply in pool.do(turns(context, progress, "local", range(20))):
+            most = max(most, len(sent) - len(handed_on))
+            handed_on.append(reply.client)
+    finally:
+        pool.close()
+    assert handed_on == list(range(20))
+    assert most <= 2 * 2
+
+
+def test_networks_of_hundreds_of_tensors_cross_to_the_workers():
+    """One file descriptor for each would be too many."""
+    fields = {"network": "mlp", "network_options": {"hidden": (2,) * 150}, "rounds": 1, "epochs": 1, "ratio": ((0, 1),)}
+    assert same(carried_out(experiment("fedper", **fields), count=0), carried_out(experiment("fedper", **fields)))
+
+
+@pytest.mark.parametrize(("count", "ahead"), [(10, {0, 1}), (1100, {0})], ids=["small", "large"])
+def test_parcels_too_large_for_a_pipe_go_to_idle_workers_alone(count, ahead, monkeypatch):
+    """Else both sides might be sending, and neither would take anything in."""
+    run_ = experiment(odd.Chatty(count=count), ratio=1.0)
+    context, progress, pool = begin(run_, count=1, parcel=1)
+    busy, send = set(), workers._Worker.send
+
+    def watched(worker, number, jobs):
+        busy.add(worker.busy)
+        send(worker, number, jobs)
+
+    monkeypatch.setattr(workers._Worker, "send", watched)
+    try:
+        replies = list(pool.do(turns(context, progress, "ask", range(6))))
+    finally:
+        pool.close()
+    assert busy == ahead
+    assert all(r.up.sum["many"].equals(context.state.server["many"] + 1.0) for r in replies)
+
+
+def test_classes_that_workers_cannot_import_are_refused(monkeypatch):
+    class Inside(odd.Shared):
+        pass
+
+    elsewhere = types.ModuleType("notebook")
+    elsewhere.Cell = type("Cell", (odd.Shared,), {"__module__": "notebook", "__qualname__": "Cell"})
+    monkeypatch.setitem(sys.modules, "notebook", elsewhere)
+    for method in (Inside(), elsewhere.Cell()):
+        run(experiment(method, rounds=1))
+        with pytest.raises(
+            UsageError, match=r"in no file that they can import; put it into one, or use backend='serial' \(.*\)\."
+        ):
+            run(experiment(method, rounds=1, backend="workers", workers=2))
 
 
 def test_the_longest_clients_go_first():

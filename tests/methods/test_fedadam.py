@@ -1,17 +1,15 @@
-"""FedAdam: its reference, FedAvg, FedAvgM and signs as its limits, the step of the server, odd clients."""
+"""FedAdam: its reference; FedAvg, FedAvgM and signs as its limits; the step of the server. What FedAdam and
+FedYogi have in common is in test_adaptive_servers.py."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 import torch
 
-from checks import apart, found, known
+from checks import apart, found, known, stepped
 from harness import agree, experiment, moved, run, world
-from idiolect.errors import UsageError
-from idiolect.method import Rows, Up
 from idiolect.methods.fedadam import FedAdam
 from idiolect.tree import Tree
 from reference import fedadam as reference
@@ -34,12 +32,6 @@ def test_engine_equals_reference(hyper, images):
     agree(result, expected)
     assert moved(result.server["m"], Tree(expected.extra["m"])) < 1e-10
     assert moved(result.server["v"], Tree(expected.extra["v"])) < 1e-10
-
-
-@pytest.mark.parametrize("sizes", [(6, 1, 1, 3, 9), (1, 1, 1, 1)], ids=str)
-def test_clients_of_one_sample_or_one_class(sizes):
-    result = run(experiment(FedAdam(), sizes=sizes))
-    agree(result, reference.run(world(result.run)))
 
 
 # its limits
@@ -67,20 +59,6 @@ def test_without_memory_and_with_little_tau_every_weight_moves_by_the_rate():
 # the step of the server
 
 
-def stepped(method: FedAdam, updates: list[list[float]]):
-    """What the server holds after each of these mean updates, of parameters w and statistics b."""
-    zero = torch.zeros(2, dtype=torch.float64)
-    first = method.init(experiment(method).context().net).server
-    v = next(iter(first["v"].values())).flatten()[:2].clone()
-    server = {"model": Tree({"w": zero, "b": zero}), "m": Tree({"w": zero}), "v": Tree({"w": v})}
-    states = [server]
-    for d in updates:
-        mean = server["model"] + torch.tensor(d, dtype=torch.float64)
-        server, _ = method.server(server, Rows({}), Up(mean={"model": mean}), None)
-        states.append(server)
-    return states
-
-
 def test_the_step_by_hand():
     method = FedAdam(server_lr=0.3, beta1=0.8, beta2=0.6, tau=0.1)
     states = stepped(method, [[0.5, -2.0], [0.0, 1.0], [-3.0, 1e-3]])
@@ -94,61 +72,6 @@ def test_the_step_by_hand():
                 assert float(state[slot]["w"][k]) == pytest.approx(value, rel=1e-12)
 
 
-def test_v_starts_at_tau_squared():
-    """Public code: at 0, which makes the first steps longer."""
-    (first,) = stepped(FedAdam(tau=0.25), [])
-    assert first["v"]["w"].tolist() == [0.0625] * 2
-    assert first["m"]["w"].tolist() == [0.0] * 2
-
-
-def test_the_first_round_s_moments_are_taken_as_they_are():
-    """Public code divides them by 1 - beta, as Adam does: a first step of nearly the rate."""
-    first = stepped(FedAdam(server_lr=1.0, tau=1e-9), [[5.0, -0.1]])[1]["model"]["w"]
-    expected = 0.1 / math.sqrt(0.01)  # (1 - beta1) / sqrt(1 - beta2), here 1 by chance
-    torch.testing.assert_close(first, torch.tensor([expected, -expected]).double(), rtol=0, atol=1e-6)
-    first = stepped(FedAdam(server_lr=1.0, tau=1e-9, beta2=0.9), [[5.0, -0.1]])[1]["model"]["w"]
-    expected = 0.1 / math.sqrt(0.1)
-    torch.testing.assert_close(first, torch.tensor([expected, -expected]).double(), rtol=0, atol=1e-6)
-
-
 def test_tau_is_added_to_the_root_not_under_it():
     states = stepped(FedAdam(server_lr=1.0, tau=0.5, beta1=0.0, beta2=0.0), [[0.5, -1.5]])
     torch.testing.assert_close(states[1]["model"]["w"], torch.tensor([0.5, -0.75]).double(), rtol=0, atol=1e-12)
-
-
-def test_a_server_without_updates_rests():
-    states = stepped(FedAdam(beta1=0.0), [[0.0, 0.0]] * 500)
-    assert states[-1]["model"]["w"].tolist() == [0.0, 0.0]
-    assert all(s["v"]["w"].isfinite().all() for s in states)
-
-
-@IMAGES
-def test_statistics_have_no_moments(images):
-    (*_, last) = stepped(FedAdam(), [[1.0, 2.0], [3.0, 4.0]])
-    assert last["model"]["b"].tolist() == [4.0, 6.0]
-    net = experiment(FedAdam(), images=images).context().net
-    server = FedAdam().init(net).server
-    assert set(server["m"]) == set(server["v"]) == set(net.weights) - net.buffers
-
-
-# the rest
-
-
-def test_bytes_and_passes_of_a_round():
-    for a, b in zip(found(FedAdam()).rounds[1:], known("fedavg").rounds[1:], strict=True):
-        assert (a["bytes_down"], a["bytes_up"]) == (b["bytes_down"], b["bytes_up"])
-        assert a["gradient_passes"] == b["gradient_passes"]
-
-
-@pytest.mark.parametrize(
-    "hyper",
-    [{"server_lr": 0.0}, {"tau": 0.0}, {"tau": -1.0}, {"beta1": 1.0}, {"beta1": -0.1}, {"beta2": 1.0}, {"beta2": -0.1}],
-    ids=str,
-)
-def test_impossible_values_are_refused(hyper):
-    with pytest.raises(UsageError, match=f"FedAdam.{next(iter(hyper))} must be"):
-        FedAdam(**hyper)
-
-
-def test_defaults():
-    assert dataclasses.asdict(FedAdam()) == {"server_lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}

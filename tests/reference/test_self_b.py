@@ -36,15 +36,6 @@ def draw(purpose, r, i):
 toy = functools.partial(bare, linear=linear, draw=draw)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The worlds are far too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 METHODS = {
     "fedproto": fedproto.run,
     "fedproto head": functools.partial(fedproto.run, predict="head", aggregate="plain"),

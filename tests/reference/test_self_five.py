@@ -32,15 +32,6 @@ def small():
         return nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 3)).double()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The worlds are far too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def everybody(world: World) -> World:
     return dataclasses.replace(world, participants=lambda r: list(range(world.clients)))
 

@@ -12,7 +12,7 @@ import numpy as np
 from idiolect.data.dataset import Dataset
 from idiolect.data.holdout import Index, Parts, carve, deal_official
 from idiolect.data.partition import Split, parse
-from idiolect.data.partition.split import Rows, check_clients
+from idiolect.data.partition.split import Rows
 from idiolect.data.streams import stream
 from idiolect.errors import UsageError
 
@@ -88,7 +88,6 @@ def federate(
     split = parse(split) if isinstance(split, str) else split
     _check_shares(test, validation, test_from)
     pool = _pool(dataset, test_from)
-    check_clients(len(pool), clients)
     owned = [pool[rows] for rows in split(_keys(dataset, split)[pool], clients, seed)]
     _check_disjoint(split, owned, clients)
     share = test if test_from == "merged" else 0.0
@@ -166,7 +165,7 @@ def _official(dataset: Dataset, owned: Rows, seed: int) -> Rows:
     if len(official) < len(owned):
         raise UsageError(
             f"Expected an official test row for each of {len(owned)} clients, found {len(official)} in "
-            f"'{dataset.name}'; ask for fewer clients or use test_from='merged'."
+            f"'{dataset.name}'; ask for {len(official)} clients or fewer, or use test_from='merged'."
         )
     left_out = np.setdiff1d(_pool(dataset, "official"), np.concatenate(owned))  # its share goes to nobody
     return deal_official(dataset.strata, [*owned, left_out], official, seed)[: len(owned)]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from idiolect.engine.orders import draw
+from idiolect.engine.progress import Progress, Report
 from idiolect.engine.reduce import Reduction, copied, summed
-from idiolect.engine.store import Store
 from idiolect.engine.wire import nbytes
-from idiolect.engine.work import Context, Job, Reply, Score, checked
-from idiolect.method import Facts, Rows, Slots
+from idiolect.engine.work import Context, Job, Reply, checked
+from idiolect.method import Facts, Rows
+
+# what clients do, and what the server then makes of it; the first is for methods that ask
+EXCHANGES = (("ask", "answered"), ("local", "server"))
 
 
 class Backend(Protocol):
@@ -22,34 +24,6 @@ class Backend(Protocol):
     def do(self, jobs: Iterable[Job]) -> Iterator[Reply]: ...
 
     def close(self) -> None: ...
-
-
-@dataclass
-class Progress:
-    """All that a run is between two rounds."""
-
-    server: Slots
-    rows: Rows
-    store: Store
-    round: int = 0
-
-
-@dataclass
-class Report:
-    """What one round says of itself. `received`: each client's scores with what it would download after this round;
-    `trained`: the participants' after local training."""
-
-    round: int  # rounds finished
-    participants: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
-    received: dict[int, tuple[Score, ...]] = field(default_factory=dict)
-    trained: dict[int, tuple[Score, ...]] = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    passes: float = 0.0  # gradient passes over the participants' own data, on average
-    seconds_train: float = 0.0
-    seconds_evaluate: float = 0.0
-    notes: dict[str, Any] = field(default_factory=dict)  # the method's own (Method.notes)
 
 
 def loop(run: Any, context: Context, backend: Backend, progress: Progress, report: Callable[[Report], None]) -> None:
@@ -86,15 +60,15 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
     if ids:
         known = facts(run, context, r, {i: context.shards.size("train", i) for i in ids})
         progress.server, progress.rows = method.plan(progress.server, progress.rows, known)
-    told = []  # what the server held at each exchange; what comes down twice is sent once
-    for kind, take in (("ask", "answered"), ("local", "server"))[not method.asks :]:
+    told = []  # what the server held at each exchange: what comes down twice is sent once
+    for kind, then in EXCHANGES if method.asks else EXCHANGES[1:]:
         told.append((progress.server, progress.rows))
         heard = exchange(run, context, backend, progress, done, kind)
         if not heard.weights:
             break  # nobody was: there is nothing to answer
         known = facts(run, context, r, heard.weights)
-        progress.server, progress.rows = getattr(method, take)(*told[-1], heard.result(), known)
-        checked(f"{method.name}.{take}", "server", progress.server, context.state.server, f"round {r}")
+        progress.server, progress.rows = getattr(method, then)(*told[-1], heard.result(), known)
+        checked(f"{method.name}.{then}", "server", progress.server, context.state.server, f"round {r}")
     done.bytes_down = sum(nbytes([method.down(server, rows[i]) for server, rows in told]) for i in ids)
     progress.round = r + 1
     done.notes = dict(method.notes(progress.server))
@@ -103,10 +77,10 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
 
 
 def exchange(run: Any, context: Context, backend: Backend, progress: Progress, done: Report, kind: str) -> Reduction:
-    """A message to each participant, and the replies of those that are not lost: of the others neither the reply nor
-    the new state counts."""
+    """A message to each participant, and the replies, combined. Of those that are lost neither the reply nor the new
+    state counts."""
     name, r = f"{context.method.name}.{kind}", progress.round
-    reduction = Reduction(name, progress.server)
+    heard = Reduction(name, progress.server)
     for reply in backend.do(turns(context, progress, kind, done.participants, score=run.evaluates(r + 1))):
         i = reply.client
         done.passes += reply.passes / len(done.participants)
@@ -114,13 +88,13 @@ def exchange(run: Any, context: Context, backend: Backend, progress: Progress, d
             continue
         assert reply.up is not None
         summed(context.method.name, reply.up, run.secure)
-        reduction.add(i, reply.up, context.shards.size("train", i))
+        heard.add(i, reply.up, context.shards.size("train", i))
         if reply.mine is not None:
             checked(name, "mine", reply.mine, progress.store.template(i), f"client {i}, round {r}")
             progress.store.write(i, reply.mine)
             done.trained[i] = reply.scores
         done.bytes_up += nbytes([reply.up.mean, reply.up.sum, reply.up.rows])
-    return reduction
+    return heard
 
 
 def facts(run: Any, context: Context, r: int, weights: Mapping[int, float]) -> Facts:

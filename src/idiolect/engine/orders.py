@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from idiolect.sampling import Sampler
 
 
 def key(seed: int, *purpose: object) -> int:
@@ -41,12 +45,14 @@ def cuts(n: int, size: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def batches(n: int, size: int, seed: int, round: int, client: int, order: int, epoch: int, share: float = 1.0):
+def batches(
+    n: int, size: int, seed: int, round: int, client: int, order: int, epoch: int, share: float = 1.0
+) -> list[Tensor]:
     """One epoch as a list of index batches."""
     indices = epoch_order(n, seed, round, client, order, epoch, share)
     return [indices[a:b] for a, b in cuts(len(indices), size)]
 
 
-def participants(spec, num_clients: int, seed: int, round: int) -> list[int]:
+def participants(rule: Sampler, num_clients: int, seed: int, round: int) -> list[int]:
     """Who takes part in a round: a function of (seed, round), the same for every method."""
-    return spec(num_clients, draw(seed, "participants", round), round)
+    return rule(num_clients, draw(seed, "participants", round), round)

@@ -7,12 +7,14 @@ all of them wait, those that asked for the same kind of phase are trained togeth
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -77,14 +79,30 @@ class _Group:
             while self.waiting:
                 first = next(iter(self.waiting.values()))
                 kind = _kind(first)
-                same = [k for k, p in self.waiting.items() if _alike(_kind(p), kind)]
-                for k, w in zip(same, train(self.context.task, [self.waiting.pop(k) for k in same]), strict=True):
-                    self.answers[k].put(w)
+                same = [k for k, p in self.waiting.items() if _kind(p) == kind]
+                for k, result in zip(same, self._train([self.waiting.pop(k) for k in same]), strict=True):
+                    self.answers[k].put(result)
                     self._listen(k)
         finally:
             for answer in self.answers:  # after an error: let the others end
                 answer.put(None)
         return [self.replies[k] for k in range(len(self.jobs))]
+
+    def _train(self, phases: list[Phase]) -> list[Tree] | list[Exception]:
+        """What fails together and not alone is refused; what fails alone as well is a mistake, told to the client."""
+        task = self.context.task
+        try:
+            return train(task, phases)
+        except Exception as error:
+            try:
+                steps.train(task, phases[0])
+            except Exception as mistake:
+                return [mistake] * len(phases)
+            reason = str(error).partition("\n")[0].partition(". ")[0]
+            raise UsageError(
+                f"The stacked backend cannot run {self.context.method.name}: its clients train alone but not together "
+                f"({reason}). Use the serial or workers backend."
+            ) from error
 
     def _listen(self, k: int) -> None:
         what, value = self.events.get()
@@ -101,6 +119,8 @@ class _Group:
             result = self.answers[k].get()
             if result is None:
                 raise SystemExit
+            if isinstance(result, Exception):
+                raise result
             return result
 
         try:
@@ -125,109 +145,122 @@ def _kind(p: Phase) -> tuple[Any, ...]:
     return (*plain, shapes, told, str(structure), each, isinstance(p.x, Features), width if len(p.y) == 1 else 0)
 
 
-def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return a == b
-
-
 def train(task: Task, phases: list[Phase]) -> list[Tree]:
     """Several clients' phases of one kind, together; entry by entry what `steps.train` gives for each."""
     p = phases[0]
     if len(phases) == 1:
         return [steps.train(task, p)]
     task.set_modes(p.weights, frozenset(p.trained))
-    names, T = (*p.trained, *p.carried), len(p.trained)
-    params = [torch.stack([q.weights[k] for q in phases]).detach() for k in names]  # [K, ...] each
+    names = (*p.trained, *p.carried)
+    values = [torch.stack([q.weights[k] for q in phases]).detach() for k in names]  # [K, ...] each
     frozen, frozen_dims = _join([{k: v for k, v in q.weights.items() if k not in names} for q in phases])
     given, given_dims = _join([q.given for q in phases])
-    pool, offsets = _pool(phases)
-    each = None if p.beside is None else _columns([q.beside for q in phases])
-    labels = torch.cat([q.y for q in phases])
+    step, samples = _step(task, p), _Samples(phases)
+    state: dict[str, Any] = {}
+    for t in range(max(len(q.indices) for q in phases)):
+        batches, masks, active = samples.at(t, values[0].dtype)
+        own_dims = pytree.tree_map(lambda v: None if v is None else 0, (batches, masks))
+        found = torch.vmap(step, (0, frozen_dims, given_dims, *own_dims))(values, frozen, given, batches, masks)
+        moved = _moved(p, values, [v.detach() for v in found], state)
+        if not bool(active.all()):  # a client whose batches are used up stands still
+            moved = [_where(active, new, old) for new, old in zip(moved, values, strict=True)]
+        values = moved
+    own = [{k: v[c].clone() for k, v in zip(names, values, strict=True)} for c in range(len(phases))]
+    return [Tree({**q.weights, **mine}) for q, mine in zip(phases, own, strict=True)]
 
-    def moved(values: list[Tensor], still: Any, told: Any, samples: Any, mask: Any) -> list[Tensor]:
-        """One client's step: the gradient to use, or the entries' next values where the phase has a `step`; then the
-        next values of carried entries."""
-        batches = tuple(
-            Batch(Features(x) if isinstance(p.x, Features) else x, y, m, e)
-            for (x, y, e), m in zip(samples, mask, strict=True)
-        )
-        own = Tree(zip(p.trained, values[:T], strict=True))
+
+def _step(task: Task, p: Phase) -> Callable[..., list[Tensor]]:
+    """One client's step as a function of its values: the gradients to use, or the next values where the phase has a
+    `step`; then the next values of carried entries."""
+    names, T = (*p.trained, *p.carried), len(p.trained)
+
+    def step(values: list[Tensor], frozen: Any, given: Any, batches: Any, masks: Any) -> list[Tensor]:
+        known = [
+            Batch(Features(x) if isinstance(p.x, Features) else x, y, mask, beside)
+            for (x, y, beside), mask in zip(batches, masks, strict=True)
+        ]
 
         def whole(values: list[Tensor]) -> Tree:
-            w = {**still, **dict(zip(names, values, strict=True))}
+            w = {**frozen, **dict(zip(names, values, strict=True))}
             return Tree({k: w[k] for k in p.weights})
 
         if p.step is not None:
-            new = p.step(task, whole(values), batches[0] if len(batches) == 1 else batches, p.lr, *told)
+            new = p.step(task, whole(values), known[0] if len(known) == 1 else tuple(known), p.lr, *given)
             return [new[k] for k in p.trained]
 
         def loss(trained: list[Tensor]) -> Any:
-            value = p.loss(task, whole([*trained, *values[T:]]), batches[0], *told)
+            value = p.loss(task, whole([*trained, *values[T:]]), known[0], *given)
             return value if p.carried else (value, {})
 
         grads, then = torch.func.grad(loss, has_aux=True)(values[:T])
         if p.correct is not None:
-            aligned = [steps._aligned(t, p.trained) for t in told]
+            own = Tree(zip(p.trained, values[:T], strict=True))
+            aligned = [steps.narrowed(g, p.trained) for g in given]
             steered = p.correct(Tree(zip(p.trained, grads, strict=True)), own, *aligned)
             grads = [steered[k] for k in p.trained]
         return [*(clipped(grads, p.clip) if p.clip is not None else grads), *(then[k] for k in p.carried)]
 
-    state: dict[str, Any] = {}
-    for t in range(max(len(q.indices) for q in phases)):
-        samples, masks, active = [], [], torch.ones(len(phases), dtype=torch.bool)
-        for j in range(len(p.indices[0])):
-            rows, mask, active = _step(phases, offsets, t, j, params[0].dtype)
+    return step
 
-            def chosen(v: Tensor, rows: Tensor = rows) -> Tensor:
-                return v.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *v.shape[1:])
 
-            e = None if each is None else pytree.tree_map(chosen, each)
-            samples.append((chosen(pool), chosen(labels), e))
+def _moved(p: Phase, values: list[Tensor], found: list[Tensor], state: dict[str, Any]) -> list[Tensor]:
+    """All clients' next values, of what their steps found."""
+    T = len(p.trained)
+    if p.step is not None:
+        trained = [v.clone() for v in found[:T]]
+    else:
+        trained = [v.clone() for v in values[:T]]
+        p.optimizer.step_(trained, found[:T], state, p.lr)
+    if p.project is not None:
+        projected = torch.vmap(p.project)(Tree(zip(p.trained, trained, strict=True)))
+        trained = [projected[k] for k in p.trained]
+    return [*trained, *found[T:]]
+
+
+class _Samples:
+    """All clients' samples in one tensor, and step by step those of each."""
+
+    def __init__(self, phases: list[Phase]) -> None:
+        self.phases = phases
+        xs = [q.x.z if isinstance(q.x, Features) else q.x for q in phases]
+        starts = np.cumsum([0, *map(len, xs)])[:-1]
+        self.starts = torch.from_numpy(starts)[:, None]  # [K, 1]
+        self.columns = torch.cat(xs), torch.cat([q.y for q in phases]), _column([q.beside for q in phases])
+
+    def at(self, t: int, dtype: torch.dtype) -> tuple[list[Any], list[Tensor | None], Tensor]:
+        """The batches of step t, of K clients each; their masks, where there is padding; and who has any left. [K]"""
+        batches, masks = [], []
+        for j in range(len(self.phases[0].indices[0])):
+            rows, mask = self._rows(t, j, dtype)
+            batches.append(pytree.tree_map(partial(_chosen, rows=rows), self.columns))
             masks.append(None if bool(mask.all()) else mask)
-        dims = [(0, 0, None if each is None else 0)] * len(samples), [None if m is None else 0 for m in masks]
-        result = torch.vmap(moved, (0, frozen_dims, given_dims, *dims))(params, frozen, given, samples, masks)
-        before = None if bool(active.all()) else [v.clone() for v in params]
-        with torch.no_grad():
-            if p.step is not None:
-                params = [v.detach().clone() for v in result]
-            else:
-                p.optimizer.step_(params[:T], [g.detach() for g in result[:T]], state, p.lr)
-                params[T:] = [v.detach().clone() for v in result[T:]]
-            if p.project is not None:
-                projected = torch.vmap(p.project)(Tree(zip(p.trained, params[:T], strict=True)))
-                params[:T] = [projected[k] for k in p.trained]
-            if before is not None:  # a client whose batches are used up stands still
-                for v, old in zip(params, before, strict=True):
-                    v.copy_(torch.where(active.reshape(-1, *[1] * (v.dim() - 1)), v, old))
-    moved_on = [{k: v[c].clone() for k, v in zip(names, params, strict=True)} for c in range(len(phases))]
-    return [Tree({**q.weights, **own}) for q, own in zip(phases, moved_on, strict=True)]
+        return batches, masks, mask[:, 0] > 0
+
+    def _rows(self, t: int, j: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Rows and mask of batch j of step t, [K, B] each; padding repeats a client's first sample."""
+        chosen = [q.indices[t][j] if t < len(q.indices) else q.indices[0][j][:0] for q in self.phases]
+        width = max(map(len, chosen))
+        rows = self.starts.repeat(1, width)
+        mask = torch.zeros(len(chosen), width, dtype=dtype)
+        for c, indices in enumerate(chosen):
+            rows[c, : len(indices)] += indices
+            mask[c, : len(indices)] = 1
+        return rows, mask
 
 
-def _pool(phases: list[Phase]) -> tuple[Tensor, list[int]]:
-    """All clients' samples in one tensor, and where each client's begin."""
-    xs = [q.x.z if isinstance(q.x, Features) else q.x for q in phases]
-    offsets = [0]
-    for x in xs[:-1]:
-        offsets.append(offsets[-1] + len(x))
-    return torch.cat(xs), offsets
-
-
-def _columns(values: list[Any]) -> Any:
-    """All clients' per-sample constants in one tensor each."""
+def _column(values: list[Any]) -> Any:
+    """All clients' constants of samples in one tensor each."""
     if isinstance(values[0], tuple):
-        return tuple(torch.cat(column) for column in zip(*values, strict=True))
-    return torch.cat(values)
+        return tuple(_column(list(column)) for column in zip(*values, strict=True))
+    return None if values[0] is None else torch.cat(values)
 
 
-def _step(phases: list[Phase], offsets: list[int], t: int, j: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of the pool, mask [K, B] and activity [K] of batch j of step t; padding repeats a client's first sample."""
-    chosen = [q.indices[t][j] if t < len(q.indices) else q.indices[0][j][:0] for q in phases]
-    width = max(map(len, chosen))
-    rows = torch.tensor(offsets)[:, None].repeat(1, width)
-    mask = torch.zeros(len(phases), width, dtype=dtype)
-    for c, indices in enumerate(chosen):
-        rows[c, : len(indices)] += indices
-        mask[c, : len(indices)] = 1
-    return rows, mask, mask[:, 0] > 0
+def _where(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(active.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+def _chosen(v: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if v is None else v.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *v.shape[1:])
 
 
 def _join(values: list[Any]) -> tuple[Any, Any]:

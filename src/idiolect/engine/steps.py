@@ -19,7 +19,7 @@ def train(task: Task, phase: Phase) -> Tree:
     live = task.lay(phase.weights, trained, single=len(phase.y) == 1)
     leaves = [live[k] for k in trained]
     given = phase.given
-    aligned = [_aligned(g, trained) for g in given] if phase.correct else []
+    aligned = [narrowed(g, trained) for g in given] if phase.correct else []
     mine = Tree({k: p.detach() for k, p in zip(trained, leaves, strict=True)})  # shares memory, carries no graph
     plain = [p.detach() for p in leaves]
     state: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def rows(x: Any, indices: Tensor) -> Any:
     return x.index_select(0, indices)
 
 
-def _aligned(value: Any, names: tuple[str, ...]) -> Any:
+def narrowed(value: Any, names: tuple[str, ...]) -> Any:
     """A correction's constants have the names that are trained."""
     return value.pick(names) if isinstance(value, Tree) and all(k in value for k in names) else value
 

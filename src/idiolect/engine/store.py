@@ -36,9 +36,9 @@ class Store:
         self.record = max(layout.size for layout in self.layouts)
 
     @property
-    def address(self) -> tuple[list[Slots], np.ndarray, Tensor | Path]:
-        """What another process needs to attach itself: a file is mapped there anew, by its name."""
-        return self.kinds, self.drawn, self.buffer if self.file is None else self.file.absolute()
+    def records(self) -> Tensor | Path:
+        """Where another process finds the records: a file is mapped there anew, by its name."""
+        return self.buffer if self.file is None else self.file.absolute()
 
     @classmethod
     def attached(cls, kinds: Sequence[Slots], drawn: np.ndarray, records: Tensor | Path) -> Store:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -117,6 +117,7 @@ class Reply:
 class Context:
     """A run as one client's process needs it."""
 
+    view: ClassVar[type[Client]] = Client
     method: Method
     module: nn.Module
     shape: tuple[int, ...]
@@ -165,12 +166,14 @@ class Context:
     def rate(self, round: int) -> float:
         return self.schedule(self.lr, round, self.rounds)
 
-    def client(self, job: Job) -> Client:
+    def client(self, job: Job, kept: Tree | None = None) -> Client:
         x, y = self.resident.part("train", job.client)
-        return Client(
+        me = self.view(
             self.task, x, y, self.settings, self.trainer,
             id=job.client, round=job.round, visits=job.visits, lr=self.rate(job.round),
         )  # fmt: skip
+        me.course.buffers = kept
+        return me
 
     def server(self, round: int, x: Tensor, y: Tensor) -> Client:
         """What the server trains with, where a method gives it samples: on the CPU, as all that the server does."""
@@ -200,7 +203,8 @@ class Context:
                 me = self.client(job)
                 return Reply(job.client, Up(rows=self.method.hello(me, job.down, job.mine)), None, passes=me.passes)
             if job.kind == "ask":
-                job, me = self.open(job)[0], self.client(job)
+                job, kept = self.open(job)
+                me = self.client(job, kept)
                 return Reply(job.client, self.method.ask(me, job.down, job.mine), None, passes=me.passes)
             return self.local(job) if job.kind == "local" else self.received(job)
         except (UsageError, ContractError, ClientError):
@@ -214,8 +218,7 @@ class Context:
         reply in place of what it received."""
         started = time.perf_counter()
         job, kept = self.open(job)
-        me = self.client(job)
-        me.buffers = kept
+        me = self.client(job, kept)
         up, mine = self.method.local(me, job.down, job.mine)
         seconds, passes = time.perf_counter() - started, me.passes
         scores: tuple[Score, ...] = ()
@@ -251,8 +254,8 @@ class Context:
 
     def personal(self, job: Job) -> Tree:
         """The weights that the client would predict with, after download and before local training."""
-        job, _ = self.open(job)
-        return self.method.personal(self.client(job), job.down, job.mine)
+        job, kept = self.open(job)
+        return self.method.personal(self.client(job, kept), job.down, job.mine)
 
     def scores(self, job: Job, w: Tree) -> tuple[Score, ...]:
         live = self.task.lay(w, ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import traceback
@@ -24,20 +25,26 @@ from typing import Any
 import torch
 
 from idiolect.engine.store import Store
-from idiolect.engine.wire import Arena, nbytes, pack, unpack, view
-from idiolect.engine.work import Context, Job, Reply
+from idiolect.engine.wire import Arena, nbytes, pack, tensors, unpack, view
+from idiolect.engine.work import Context, Job, Reply, Shards
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Up
 
 SLOTS, WAITING = 8, 256 << 20  # of a worker at most, and the bytes that its waiting replies may have
 QUICK = 0.02  # seconds; behind a parcel that is done sooner the next one is already waiting
 REPLACED = 3  # a worker's parcels may kill it so many times
+LIGHT = 1000  # tensors whose addresses a pipe takes at once, so that sending them waits for nobody
+UNKNOWN = (
+    "Worker processes import the classes and functions of a run by their names, and one of them is in no file that "
+    "they can import; put it into one, or use backend='serial'"
+)
 
 
 class Workers:
     def __init__(self, context: Context, store: Store, count: int, parcel: int | None = None) -> None:
         self.context, self.store, self.parcel = context, store, parcel
         context.shards.share()
+        self.told = _told(context, store)
         self._methods = multiprocessing.get_context("forkserver")
         self._methods.set_forkserver_preload(["idiolect.engine.workers"])
         self._broadcast = Arena()
@@ -56,7 +63,7 @@ class Workers:
         try:
             while waiting or turn < number:
                 while waiting and (worker := min(self._workers, key=lambda w: (not w.free, w.busy))).free:
-                    if worker.busy >= ahead:
+                    if worker.busy >= ahead or (worker.busy and _heavy(waiting[0])):
                         break
                     worker.send(number, waiting.popleft())
                     number += 1
@@ -132,12 +139,8 @@ class _Worker:
     def _start(self) -> None:
         self.link, theirs = multiprocessing.Pipe()
         pool = self.pool
-        bare = replace(pool.context, shards=pool.context.shards)
-        self.process = pool._methods.Process(
-            target=serve,
-            args=(theirs, bare, pool.store.address),
-            daemon=True,
-        )
+        shared = pool.context.shards, pool.store.records
+        self.process = pool._methods.Process(target=serve, args=(theirs, pool.told, *shared), daemon=True)
         resource_tracker.ensure_running()  # not below: it unblocks the signal
         with undisturbed():  # also the server of which workers are forks, with the first of them
             self.process.start()
@@ -226,11 +229,29 @@ class _Worker:
             self.process.join()
 
 
-def serve(link: Connection, context: Context, records: tuple[Any, ...]) -> None:
+def _told(context: Context, store: Store) -> bytes:
+    """What every worker is told once. Its tensors go by value: each that is shared instead takes a file descriptor, of
+    which a process can be handed few hundred."""
+    try:
+        return pickle.dumps((replace(context, shards=None), store.kinds, store.drawn))  # type: ignore[arg-type]
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(f"{UNKNOWN} ({error}).") from None
+
+
+def _heavy(jobs: list[Job]) -> bool:
+    return sum(len(tensors(job.down)) for job in jobs) > LIGHT
+
+
+def serve(link: Connection, told: bytes, shards: Shards, records: Any) -> None:
     """The worker's side: answer parcels until the link closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # should somebody else have started the server
     torch.set_num_threads(1)
-    store = Store.attached(*records)
+    refusal = None
+    try:
+        context, kinds, drawn = pickle.loads(told)
+        context.shards, store = shards, Store.attached(kinds, drawn, records)
+    except (AttributeError, ImportError) as error:
+        refusal = "UsageError", f"{UNKNOWN} ({error}).", ""
     arenas: dict[int, Arena] = {}
     inboxes: dict[int, torch.Tensor] = {}
     broadcast: Any = None
@@ -246,7 +267,7 @@ def serve(link: Connection, context: Context, records: tuple[Any, ...]) -> None:
             arenas[slot] = Arena()
         arena = arenas[slot]
         try:
-            outcome: Any = _answer(context, store, jobs, broadcast, inboxes[slot], arena)
+            outcome: Any = refusal or _answer(context, store, jobs, broadcast, inboxes[slot], arena)
         except Exception as error:
             outcome = (type(error).__name__, str(error), traceback.format_exc())
         grown, arena.grown = arena.grown, False

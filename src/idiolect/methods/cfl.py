@@ -15,7 +15,7 @@ NEVER = -1.0  # the size of a client of which nothing is known yet
 
 @dataclass(frozen=True)
 class CFL(Method):
-    """CFL. Sattler et al. (Sattler, Müller and Samek), TNNLS 2020, Algorithms 1 to 3: FedAvg within clusters. All begin
+    """CFL. Sattler, Müller and Samek, TNNLS 2020, Algorithms 1 to 3: FedAvg within clusters. All begin
     in one; a cluster that has come to rest while single members still move is split in two, such that updates on
     different sides point as far apart as they can.
 

@@ -7,21 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from idiolect.data.apportion import apportion, reach_minimum
-from idiolect.data.partition.split import (
-    Labels,
-    Rows,
-    Split,
-    check_alpha,
-    check_minimum,
-    check_whole,
-    deal,
-    rows_by_class,
-)
+from idiolect.data.partition.split import Drawn, Labels, Rows, deal, rows_by_class
 from idiolect.data.streams import stream
 
 
 @dataclass(frozen=True)
-class Dirichlet(Split):
+class Dirichlet(Drawn):
     """Each class is divided over all clients in proportions drawn from Dir(alpha); small alpha, strong skew.
 
     Hsu, Qi and Brown, 2019 (arXiv:1909.06335), with the proportions over clients as in most later code.
@@ -30,15 +21,8 @@ class Dirichlet(Split):
     from the largest ones.
     """
 
-    alpha: float = 0.1
-    minimum: int = 10
-
-    def __post_init__(self) -> None:
-        check_alpha(self, self.alpha)
-        check_whole(self, "minimum", self.minimum)
-
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
-        check_minimum(len(labels), clients, self.minimum)
+        self.check(len(labels), clients)
         rows = rows_by_class(labels)
         shares = stream(seed, "dirichlet proportions").dirichlet(np.full(clients, float(self.alpha)), len(rows))
         counts = np.stack([apportion(share, len(these)) for share, these in zip(shares, rows, strict=True)], 1)

@@ -30,8 +30,8 @@ class Given(Split):
             raise UsageError(f"given: expected surplus to be one of {', '.join(SURPLUS)}, found {self.surplus!r}.")
 
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
-        check_clients(len(labels), clients)
         groups = rows_by_class(labels)
+        check_clients(len(labels), clients, f"{len(groups)} clients")
         if len(groups) < clients or (len(groups) > clients and self.surplus == "refuse"):
             fewer = "" if len(groups) < clients else ", or 'given:largest' or 'given:merge'"
             raise UsageError(

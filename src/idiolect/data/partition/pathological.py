@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from idiolect.data.apportion import Counts, apportion
-from idiolect.data.partition.split import Labels, Rows, Split, check_clients, check_whole, deal, rows_by_class
+from idiolect.data.partition.split import (
+    Labels,
+    Rows,
+    Split,
+    check_clients,
+    check_whole,
+    deal,
+    is_whole,
+    rows_by_class,
+)
 from idiolect.data.streams import stream
 from idiolect.errors import UsageError
 
@@ -27,32 +36,45 @@ class Pathological(Split):
         check_whole(self, "classes", self.classes)
 
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
-        check_clients(len(labels), clients)
         rows = rows_by_class(labels)
-        self._check(rows, clients)
+        self._check(rows, len(labels), clients)
         held = self._holdings(len(rows), clients, stream(seed, "pathological classes"))
-        for number, (these, holders) in enumerate(zip(rows, held.sum(0), strict=True)):
+        for these, holders in zip(rows, held.sum(0), strict=True):
             if holders > len(these):
                 raise UsageError(
-                    f"pathological: expected a row of each class for each of its holders, found "
-                    f"{len(these)} rows of class {labels[rows[number][0]]} for {holders} clients; ask for "
-                    f"{max(1, len(these) * len(rows) // self.classes)} clients or fewer."
+                    f"pathological: expected a row of each class for each of its holders, found {len(these)} rows of "
+                    f"class {labels[these[0]]} for {holders} clients; ask for {self._nearest(rows, clients)}."
                 )
         counts = np.stack([apportion(column, len(these)) for column, these in zip(held.T, rows, strict=True)], 1)
         return deal(rows, counts, stream(seed, "pathological rows"))
 
-    def _check(self, rows: Rows, clients: int) -> None:
+    def _check(self, rows: Rows, total: int, clients: int) -> None:
+        check_clients(total, clients, self._nearest(rows, clients) if is_whole(clients, 1) else "")
         if self.classes > len(rows):
             raise UsageError(
-                f"pathological: expected at most {len(rows)} classes per client, as the data has no more, "
-                f"found classes={self.classes}; the nearest that can be had is classes={len(rows)}."
+                f"pathological: expected at most {len(rows)} classes per client, as the data has no more, found "
+                f"classes={self.classes}; ask for {self._nearest(rows, clients)}."
             )
         if clients * self.classes < len(rows):
             raise UsageError(
-                f"pathological: expected clients * classes of at least {len(rows)}, so that every class has "
-                f"a holder, found {clients} * {self.classes}; the nearest that can be had is "
-                f"classes={-(-len(rows) // clients)}, or {-(-len(rows) // self.classes)} clients."
+                f"pathological: expected clients * classes of at least {len(rows)}, so that every class has a holder, "
+                f"found {clients} * {self.classes}; ask for {self._nearest(rows, clients)}."
             )
+
+    def _nearest(self, rows: Rows, clients: int) -> str:
+        """What can be had whatever the lots decide: every class has a holder, and the smallest a row for each."""
+        known, places = len(rows), len(rows) * min(map(len, rows))  # that the holders have at most
+
+        def near(wanted: int, other: int, most: int) -> int | None:
+            low, high = -(-known // other), min(most, places // other)
+            return min(max(wanted, low), high) if low <= high else None
+
+        found = []
+        if (classes := near(self.classes, clients, known)) is not None:
+            found.append(f"classes={classes}")
+        if self.classes <= known and (others := near(clients, self.classes, places)) is not None:
+            found.append(f"{others} clients")
+        return " or ".join(found) or f"classes=1 and {near(clients, 1, places)} clients"
 
     def _holdings(self, classes: int, clients: int, random: np.random.Generator) -> Counts:
         """1 where a client holds a class: [clients, classes].

@@ -8,24 +8,19 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from idiolect.data.apportion import apportion, reach_minimum
-from idiolect.data.partition.split import Labels, Rows, Split, check_alpha, check_minimum, check_whole, deal
+from idiolect.data.partition.split import Drawn, Labels, Rows, deal
 from idiolect.data.streams import stream
 
 
 @dataclass(frozen=True)
-class Quantity(Split):
+class Quantity(Drawn):
     """Sizes in proportions drawn from Dir(alpha), brought to `minimum` from the largest; rows at random."""
 
     reads: ClassVar[Literal["labels", "group", "rows"]] = "rows"
     alpha: float = 0.5
-    minimum: int = 10
-
-    def __post_init__(self) -> None:
-        check_alpha(self, self.alpha)
-        check_whole(self, "minimum", self.minimum)
 
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
-        check_minimum(len(labels), clients, self.minimum)
+        self.check(len(labels), clients)
         share = stream(seed, "quantity proportions").dirichlet(np.full(clients, float(self.alpha)))
         sizes = reach_minimum(apportion(share, len(labels))[:, None], self.minimum)
         return deal([np.arange(len(labels))], sizes, stream(seed, "quantity rows"))

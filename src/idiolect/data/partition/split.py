@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
@@ -15,6 +14,7 @@ from idiolect.errors import UsageError
 
 Labels = NDArray[Any]
 Rows = list[NDArray[np.int64]]  # one ascending array of row numbers per client
+EQUAL = 1e9  # an alpha as large as this gives equal shares; much larger ones have no finite sum
 
 
 @dataclass(frozen=True)
@@ -45,31 +45,41 @@ class Split(ABC):
         return self.name() + (":" + ",".join(parts) if parts else "")
 
 
-def check_clients(rows: int, clients: int) -> None:
-    """Refuse a number of clients that leaves some without a row."""
+@dataclass(frozen=True)
+class Drawn(Split):
+    """A split in proportions drawn from Dir(alpha), which leaves nobody with less than `minimum` rows."""
+
+    alpha: float = 0.1
+    minimum: int = 10
+
+    def __post_init__(self) -> None:
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha <= EQUAL:
+            raise UsageError(
+                f"{self.name()}: expected a number alpha > 0 and <= {EQUAL:g} (equal shares), found {self.alpha!r}."
+            )
+        check_whole(self, "minimum", self.minimum)
+
+    def check(self, rows: int, clients: int) -> None:
+        """Refuse a minimum that the rows cannot give to all clients."""
+        most = rows // self.minimum  # clients
+        check_clients(rows, clients, f"{most} clients or fewer" if most else f"minimum=1 and {rows} clients or fewer")
+        if self.minimum * clients > rows:
+            raise UsageError(
+                f"Expected at least minimum * clients = {self.minimum} * {clients} = {self.minimum * clients} rows, "
+                f"found {rows}; the nearest that can be had is minimum={rows // clients}"
+                + (f", or {most} clients." if most else ".")
+            )
+
+
+def check_clients(rows: int, clients: int, nearest: str = "") -> None:
+    """Refuse a number of clients that leaves some without a row; `nearest` says what to ask for instead."""
     if not is_whole(clients, 1):
         raise UsageError(f"Expected a whole number of clients, at least 1, found {clients!r}.")
     if clients > rows:
         raise UsageError(
             f"Expected at least one row per client, found {rows} rows for {clients} clients; ask for "
-            f"{rows} clients or fewer."
+            f"{nearest or f'{rows} clients or fewer'}."
         )
-
-
-def check_minimum(rows: int, clients: int, minimum: int) -> None:
-    """Refuse a minimum size that the rows cannot give to all clients."""
-    check_clients(rows, clients)
-    if minimum * clients > rows:
-        raise UsageError(
-            f"Expected at least minimum * clients = {minimum} * {clients} = {minimum * clients} rows, found "
-            f"{rows}; the nearest that can be had is minimum={rows // clients}, or "
-            f"{rows // minimum} clients."
-        )
-
-
-def check_alpha(split: Split, alpha: float) -> None:
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not (0 < alpha < math.inf):
-        raise UsageError(f"{split.name()}: expected a number alpha > 0, found {alpha!r}.")
 
 
 def check_whole(split: Split, field: str, value: int) -> None:
