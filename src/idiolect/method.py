@@ -158,7 +158,7 @@ class Method:
         return task.logits(w, x)
 
     def notes(self, server: Slots) -> Mapping[str, Any]:
-        """Tensors of the server that are worth keeping round by round, beside the metrics."""
+        """Tensors of the server that are worth keeping round by round, beside the metrics; or Trees of numbers."""
         return {}
 
     def check(self, run: Run) -> None:

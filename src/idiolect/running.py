@@ -40,7 +40,7 @@ class Result:
     summary: dict[str, Any]
     rounds: list[dict[str, Any]]
     clients: list[dict[str, Any]]
-    notes: list[dict[str, torch.Tensor]]
+    notes: list[dict[str, Any]]
     context: Context
     progress: Progress
     path: Path | None = None
@@ -66,7 +66,7 @@ class Record:
 
     rounds: list[dict[str, Any]] = field(default_factory=list)
     clients: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, report: Report) -> None:
         row: dict[str, Any] = {
@@ -269,7 +269,13 @@ def write_record(path: Path, record: Record) -> None:
     pq.write_table(pa.Table.from_pylist(record.rounds), path / "rounds.parquet")
     pq.write_table(pa.Table.from_pylist(record.clients, pa.schema(list(CLIENTS.items()))), path / "clients.parquet")
     if record.notes:
-        save_file({k: torch.stack([n[k] for n in record.notes]) for k in record.notes[0]}, path / "notes.safetensors")
+        save_notes(path / "notes.safetensors", record.notes)
+
+
+def save_notes(path: Path, notes: list[dict[str, Any]]) -> None:
+    """Round by round. Of a Tree of numbers, which is a row of the table, the file's metadata has the names."""
+    names = {k: json.dumps(list(v)) for k, v in notes[0].items() if isinstance(v, Tree)}
+    save_file({k: torch.stack([n[k].flat() if k in names else n[k] for n in notes]) for k in notes[0]}, path, names)
 
 
 CLIENTS = {

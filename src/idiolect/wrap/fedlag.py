@@ -55,9 +55,16 @@ class FedLAG(Wrapper):
         count = Tree(dict.fromkeys(layers, torch.zeros((), dtype=torch.int64)))
         noted = {"conflicts": count, "scores": count, "personal": count.map(lambda v: v > 0)}
         kinds = [state.client] if isinstance(state.client, Mapping) else state.client
-        kinds = [{**kind, "fedlag": shared} for kind in kinds]
+        kinds = [self.beside(kind, {"returned": shared}) for kind in kinds]
         rows = {"upload": shared.drop(net.buffers), "uploaded": torch.zeros((), dtype=torch.bool)}
-        return State({**state.server, **noted}, kinds if len(kinds) > 1 else kinds[0], {**state.rows, **rows})
+        client = kinds if len(kinds) > 1 else kinds[0]
+        return State(self.beside(state.server, noted), client, self.beside(state.rows, rows))
+
+    def beside(self, slots, own):
+        """The inner method's slots and the wrapper's, which may not be the same."""
+        if taken := slots.keys() & own.keys():
+            raise UsageError(f"FedLAG has a slot {', '.join(sorted(taken))} of its own, as {self.inner.name} has.")
+        return {**slots, **own}
 
     # the server
 
@@ -108,14 +115,13 @@ class FedLAG(Wrapper):
         return before + conflicts if run.round < self.warmup else before
 
     def notes(self, server):
-        noted = {slot: torch.stack(list(server[slot].values())) for slot in ("conflicts", "personal")}  # [L]
-        return {**self.inner.notes(server), **noted}
+        return {**self.inner.notes(server), **{slot: server[slot] for slot in ("conflicts", "personal")}}
 
     # the client
 
     def filled(self, me, down, mine):
         """What was received, with the client's own layers where none came (and its buffers, if the run keeps them)."""
-        model = mine["fedlag"] | down["model"]
+        model = mine["returned"] | down["model"]
         buffers = {k: v for k, v in (me.buffers or {}).items() if k in model}
         return {**down, "model": model | buffers}
 
@@ -128,7 +134,7 @@ class FedLAG(Wrapper):
             raise UsageError(f"FedLAG wraps methods that average their clients' models; {self.inner.name} does not.")
         model, buffers = up.mean["model"], me.task.net.buffers
         rows = {"layers": model.drop(buffers), "buffers": model.pick([k for k in model if k in buffers])}
-        return replace(up, rows={**up.rows, **rows}), {**new, "fedlag": model}
+        return replace(up, rows=self.beside(up.rows, rows)), {**new, "returned": model}
 
     def personal(self, me, down, mine):
         return self.inner.personal(me, self.filled(me, down, mine), mine)
