@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
+import checks
 from harness import SIZES, agree, experiment, federation, moved, run, world
 from idiolect.engine.work import Job
+from idiolect.errors import UsageError
 from idiolect.method import SGD, Up, unit_interval
 from idiolect.methods.fedah import FedAH, aggregated
 from idiolect.methods.fedavg import FedAvg
@@ -48,6 +51,42 @@ class BodyOnly(FedAvg):
 
     def local(self, me, down, mine):
         return Up(mean={"model": me.train(down["model"], only=me.task.net.body, order=1)}), mine
+
+
+@dataclass(frozen=True)
+class HeadFirst(FedAvg):
+    """FedAvg that trains the received head for two epochs, then the body."""
+
+    def local(self, me, down, mine):
+        w = me.train(down["model"], only=me.task.net.head, epochs=2, order=0)
+        return Up(mean={"model": me.train(w, only=me.task.net.body, order=1)}), mine
+
+
+@dataclass(frozen=True)
+class Watched(FedAH):
+    """Keeps what clients predict with before their training and after it, what they learn, and what they reply."""
+
+    seen: ClassVar[dict[str, dict[tuple[int, int], Any]]] = {}
+
+    def keep(self, what, me, value):
+        self.seen.setdefault(what, {})[me.round, me.id] = value.clone()
+
+    def learn(self, me, new, mine):
+        mix = super().learn(me, new, mine)
+        self.keep("head", me, aggregated(new, mine["model"], mix))
+        return mix
+
+    def local(self, me, down, mine):
+        up, new = super().local(me, down, mine)
+        self.keep("reply", me, up.mean["model"])
+        self.keep("aggregated", me, self.seen["head"][me.round, me.id])
+        return up, new
+
+    def personal(self, me, down, mine):
+        w = super().personal(me, down, mine)
+        after = (me.round, me.id) in self.seen.get("reply", {})
+        self.keep("after" if after else "before", me, w)
+        return w
 
 
 # the reference
@@ -96,6 +135,16 @@ def test_without_head_epochs_the_body_is_trained_under_the_initial_head(images):
     assert moved(found.server["model"].pick(initial), initial) < 1e-14
     assert moved(found.server["model"], plain.server["model"]) < 1e-12
     assert all(found.private(i)["mix"].equals(initial.ones()) for i in range(len(SIZES)))
+
+
+@IMAGES
+def test_weights_that_never_move_start_the_head_from_the_received_one(images):
+    found = run(experiment(FedAH(weight_lr=0.0, head_epochs=2), images=images))
+    plain = run(experiment(HeadFirst(), images=images))
+    assert moved(found.server["model"], plain.server["model"]) < 1e-12
+    assert all(found.private(i)["mix"].equals(found.context.net.head.ones()) for i in range(len(SIZES)))
+    learnt = run(experiment(FedAH(head_epochs=2), images=images))
+    assert moved(learnt.server["model"], plain.server["model"]) > 1e-4
 
 
 @IMAGES
@@ -177,6 +226,36 @@ def test_the_personal_head_lies_between_the_client_s_own_and_the_received():
             assert bool(((head[k] >= low - 1e-12) & (head[k] <= high + 1e-12)).all())
 
 
+@IMAGES
+def test_the_personal_model_before_and_after_local_training(images):
+    """Before: the received body and the aggregated head, that from which the round's head training starts; after: what
+    the client replies. Both are scored."""
+    Watched.seen.clear()
+    found = run(experiment(Watched(), images=images))
+    seen, task, shards = Watched.seen, found.context.task, found.context.shards
+    assert len(seen["reply"]) == len(seen["after"]) == 4 * 5
+    for key, reply in seen["reply"].items():
+        assert seen["before"][key].equals(seen["aggregated"][key])
+        assert seen["after"][key].equals(reply)
+        assert moved(seen["before"][key], reply) > 1e-3
+    scores = {(row["round"], row["client"], row["moment"]): row for row in found.clients if row["split"] == "test"}
+    for r, i in seen["reply"]:
+        x, y = shards.part("test", i)
+        for moment, w in (("received", seen["before"][r, i]), ("trained", seen["after"][r, i])):
+            row = scores[r + (moment == "trained"), i, moment]
+            assert row["loss"] == pytest.approx(float(task.losses(task.logits(w, x), y).sum()), abs=1e-9)
+
+
+def test_a_client_that_is_away_keeps_its_head_and_its_weights():
+    """As in public code they do not: one model object serves all clients, or a broadcast changes the head."""
+    *_, states = checks.history(FedAH(weight_lr=5.0), ratio=((0, 1, 2), (1, 2), (2, 4), (0, 4)))
+    for r, here in enumerate(((0, 1, 2), (1, 2), (2, 4), (0, 4))):
+        for i in range(len(SIZES)):
+            before, after = (states[k].store.read(i) for k in (r, r + 1))
+            assert before["model"].equals(after["model"]) == (i not in here)
+            assert i in here or before["mix"].equals(after["mix"])
+
+
 def test_an_evaluation_keeps_nothing():
     often, once = (run(experiment(FedAH(), evaluate_every=n)) for n in (1, 4))
     for i in range(len(SIZES)):
@@ -240,3 +319,13 @@ def test_stacked_clients_agree_with_the_serial_backend():
     serial, stacked = (run(experiment(FedAH(head_epochs=2), backend=b, dtype="float32")) for b in ("serial", "stacked"))
     assert moved(serial.server["model"], stacked.server["model"]) < 1e-5
     assert max(moved(serial.personal(i), stacked.personal(i)) for i in range(len(SIZES))) < 1e-5
+
+
+@pytest.mark.parametrize("hyper", [{"head_epochs": -1}, {"body_epochs": -2}, {"weight_lr": -0.5}], ids=str)
+def test_impossible_values_are_refused(hyper):
+    with pytest.raises(UsageError, match=f"FedAH.{next(iter(hyper))} must be 0 or more"):
+        FedAH(**hyper)
+
+
+def test_defaults_are_the_paper_s():
+    assert FedAH() == FedAH(head_epochs=1, body_epochs=None, weight_lr=1.0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from idiolect.method import SGD, Method, State, Up, unit_interval
+from idiolect.method import SGD, Method, State, Up, UsageError, unit_interval
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,12 @@ class FedAH(Method):
     head_epochs: int = 1
     body_epochs: int | None = None
     weight_lr: float | None = 1.0
+
+    def __post_init__(self):
+        for name in ("head_epochs", "body_epochs", "weight_lr"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise UsageError(f"FedAH.{name} must be 0 or more; found {value}.")
 
     def init(self, net):
         return State(server={"model": net.weights}, client={"model": net.head, "mix": net.head.ones()})
