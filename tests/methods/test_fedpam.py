@@ -192,6 +192,56 @@ def test_the_contrast_does_not_know_lengths():
     torch.testing.assert_close(value, longer, rtol=1e-13, atol=0)
 
 
+def test_the_contrast_s_gradient_falls_as_features_grow():
+    """Alone it cannot diverge; what blows up where the rate is too high is the cross-entropy of long features."""
+    z, anchors, y = drawn([0, 1, 2, 0])
+    grads = []
+    for length in (1.0, 100.0, 1e12):
+        leaf = (length * z).requires_grad_()
+        grads.append(torch.autograd.grad(FedPAM().contrastive(leaf, anchors, Batch(None, y)), leaf)[0] * length)
+    for g in grads[1:]:
+        torch.testing.assert_close(g, grads[0], rtol=1e-9, atol=1e-12)
+
+
+def test_the_loss_s_gradient_is_the_cross_entropy_s_and_lam_times_the_contrast_s():
+    task = experiment(FedPAM()).context().task
+    draw = torch.Generator().manual_seed(3)
+    w = (task.net.weights | Tree({"adjust": torch.empty(5, 5, dtype=torch.float64)})).map(
+        lambda v: torch.randn(v.shape, generator=draw, dtype=v.dtype).requires_grad_()
+    )
+    batch = Batch(torch.randn(6, 6, generator=draw, dtype=torch.float64), torch.tensor([0, 2, 1, 0, 1, 1]))
+    whole, alone = (
+        torch.autograd.grad(
+            FedPAM(lam=lam).loss(task, w, batch), list(w.values()), allow_unused=True, materialize_grads=True
+        )
+        for lam in (30.0, 0.0)
+    )
+    z, _, anchors = FedPAM().parts(task, w, batch.x)
+    contrast = FedPAM().contrastive(z, anchors, batch)
+    extra = torch.autograd.grad(contrast, list(w.values()), allow_unused=True, materialize_grads=True)
+    for a, b, c in zip(whole, alone, extra, strict=True):
+        torch.testing.assert_close(a, b + 30 * c, rtol=0, atol=1e-12)
+    module = nn.Linear(5, 3).double()
+    module.load_state_dict({k: w[f"head.{k}"].detach() for k in ("weight", "bias")})
+    by_torch = functional.cross_entropy(module(task.features(w, batch.x)), batch.y)  # a mean over the batch
+    torch.testing.assert_close(FedPAM(lam=0.0).loss(task, w, batch), by_torch, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("hyper", [{}, {"contrast": False}, {"capacity": 3}, {"lam": 2.0, "tau": 0.2}], ids=str)
+def test_gradient_of_the_loss_against_finite_differences(hyper):
+    method = FedPAM(**hyper)
+    context = experiment(method).context()
+    draw = torch.Generator().manual_seed(4)
+    w = context.state.server["model"] | context.state.client["adjust"]
+    w = w.map(lambda v: torch.randn(v.shape, generator=draw, dtype=v.dtype))
+    batch = Batch(torch.randn(5, 6, generator=draw, dtype=torch.float64), torch.tensor([0, 2, 1, 0, 1]))
+
+    def loss(*values: Tensor) -> Tensor:
+        return method.loss(context.task, Tree(zip(w, values, strict=True)), batch)
+
+    assert torch.autograd.gradcheck(loss, [v.requires_grad_() for v in w.values()])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zero_features_and_small_temperatures_stay_finite(dtype):
     z, anchors, y = drawn([0, 1, 2, 0])
@@ -234,6 +284,18 @@ def test_inference(capacity):
     torch.testing.assert_close(cosine.logits(task, w, x), by_length / 0.25)
 
 
+def test_cosine_needs_no_temperature_to_choose_and_is_not_the_adjusted_head():
+    found = run(experiment(FedPAM(), rounds=2))
+    task, w = found.context.task, found.personal(0)
+    x = torch.cat([found.context.shards.part("test", i)[0] for i in EVERYONE])
+    one, two, adjusted = (
+        m.logits(task, w, x).argmax(1)
+        for m in (FedPAM(inference="cosine"), FedPAM(inference="cosine", tau=7.0), FedPAM())
+    )
+    assert torch.equal(one, two)
+    assert not torch.equal(one, adjusted)
+
+
 def test_inference_changes_prediction_alone():
     a, b = (run(experiment(FedPAM(inference=how))) for how in ("adjusted", "cosine"))
     assert a.server["model"].equals(b.server["model"])
@@ -241,7 +303,7 @@ def test_inference_changes_prediction_alone():
     assert [r["received_loss"] for r in a.rounds] != [r["received_loss"] for r in b.rounds]
 
 
-@pytest.mark.parametrize("hyper", [{"inference": "cosinus"}, {"tau": 0.0}, {"capacity": 0}], ids=str)
+@pytest.mark.parametrize("hyper", [{"inference": "cosinus"}, {"tau": 0.0}, {"capacity": 0}, {"lam": -1.0}], ids=str)
 def test_impossible_values_are_refused(hyper):
     with pytest.raises(UsageError, match=f"FedPAM.{next(iter(hyper))} must be"):
         FedPAM(**hyper)
@@ -282,3 +344,7 @@ def test_stacked_clients_agree_with_the_serial_backend(hyper):
     serial, stacked = (run(experiment(FedPAM(**hyper), backend=b, **fields)) for b in ("serial", "stacked"))
     assert moved(serial.server["model"], stacked.server["model"]) < 1e-5
     assert max(moved(serial.personal(i), stacked.personal(i)) for i in EVERYONE) < 1e-5
+
+
+def test_defaults_are_the_paper_s():
+    assert FedPAM() == FedPAM(lam=30.0, tau=0.5, pam=True, contrast=True, inference="adjusted", capacity=None)

@@ -29,7 +29,9 @@ class FedPAM(Method):
     def __post_init__(self):
         if self.inference not in ("adjusted", "cosine"):
             raise UsageError(f"FedPAM.inference must be 'adjusted' or 'cosine'; found '{self.inference}'.")
-        if self.tau <= 0:
+        if not self.lam >= 0:
+            raise UsageError(f"FedPAM.lam must be 0 or more; found {self.lam}.")
+        if not self.tau > 0:
             raise UsageError(f"FedPAM.tau must be above 0; found {self.tau}.")
         if self.capacity is not None and self.capacity < 1:
             raise UsageError(f"FedPAM.capacity must be at least 1, or none; found {self.capacity}.")
