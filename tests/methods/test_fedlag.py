@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 from safetensors import safe_open
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import SIZES, agree, experiment, federation, moved, run, world
 from idiolect import catalogue
@@ -148,6 +149,20 @@ def test_every_layer_personal_is_local():
     assert all(r["bytes_down"] == 0 for r in found.rounds[2:])
 
 
+def test_after_the_warm_up_every_client_goes_on_alone():
+    """As it was before, with the mean of all in every round of it."""
+    fields = {"ratio": 1.0, "momentum": 0.0, "rounds": 6}
+    method = Watched(FedAvg(), top_k=100, threshold=0.0, warmup=3)
+    method.seen.clear()
+    found = run(deep(method, **fields))
+    assert (history(found, "conflicts")[2:] > 0).all()
+    start, end = ({(r, i): w[k] for r, i, *w in method.seen} for k in (1, 2))
+    for i in EVERYONE:
+        assert all(start[r, i].equals(start[r, 0]) for r in (0, 1, 2))
+        assert all(start[r, i].equals(end[r - 1, i]) for r in (3, 4, 5))
+    assert [r["bytes_down"] > 0 for r in found.rounds[1:]] == [True] * 3 + [False] * 3
+
+
 def test_iid_data_have_no_personal_layer_at_threshold_minus_one():
     fed = federation(sizes=(12, 12, 12, 12))
     rows = torch.randperm(64, generator=torch.Generator().manual_seed(0)).reshape(4, 16).numpy()
@@ -200,6 +215,32 @@ def test_updates_of_zero_and_of_one_client_conflict_with_nobody():
     assert int(opposed(torch.randn(1, 3), 0.0)) == 0
     assert int(opposed(torch.tensor([[1.0], [0.0], [-1.0]]), 0.0)) == 1
     assert int(opposed(torch.tensor([[0.1, 0.7], [-0.3, -2.1]]), -1.0)) == 0  # rounding falls below no -1
+
+
+def test_cosines_come_from_one_product_for_a_tensor_of_a_layer():
+    """Never from a loop over pairs: 40 clients, two layers with a bias each."""
+    draw = torch.Generator().manual_seed(2)
+    shapes = {"a.weight": (5, 7), "a.bias": (5,), "b.weight": (3, 5), "b.bias": (3,)}
+    ended, started = (Tree({k: torch.randn(40, *v, generator=draw) for k, v in shapes.items()}) for _ in range(2))
+    with Products() as products:
+        counts = lag(threshold=-0.2).conflicts(ended, started, ["a", "b"])
+    assert products.shapes == [((40, n), (n, 40)) for n in (35, 5, 15, 3)]
+    for layer in "ab":
+        h = torch.cat([(ended - started)[f"{layer}.{k}"].flatten(1) for k in ("weight", "bias")], 1)
+        assert int(counts[layer]) == loops(h.double(), -0.2)
+
+
+class Products(TorchDispatchMode):
+    """Remembers what was multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket._qualified_op_name in ("aten::mm", "aten::bmm", "aten::dot", "aten::mv"):
+            self.shapes.append(tuple(tuple(a.shape) for a in args[:2]))
+        return func(*args, **(kwargs or {}))
 
 
 def test_the_highest_scores_above_zero_and_the_earlier_of_equals():
@@ -322,11 +363,15 @@ def test_clients_keep_their_own_buffers_through_personal_norm_layers():
             assert found.personal(i).pick(own).equals(own)
 
 
-@IMAGES
 @pytest.mark.parametrize("sizes", [(6, 1, 1, 3, 9), (1, 1, 1, 1)], ids=str)
-def test_clients_of_one_sample_or_one_class(sizes, images):
-    found = run(deep(lag(threshold=0.0), images, sizes=sizes))
+def test_clients_of_one_sample_or_one_class(sizes):
+    check(lag(threshold=0.0), False, sizes=sizes)
+    found = run(deep(lag(threshold=0.0), True, sizes=sizes))
     assert all(bool(v.isfinite().all()) for i in range(len(sizes)) for v in found.personal(i).values())
+
+
+def test_a_batch_of_one_sample():
+    check(lag(threshold=0.0), False, batch_size=1)
 
 
 def test_a_class_that_nobody_has():
