@@ -41,6 +41,9 @@ REFUSED = {  # and why
     "fedproto": "fedproto has no such model",
     "fedsimsup": "fedsimsup has no such model",
     "ifca": "ifca has no such model",
+    "cfl": "cfl has no such model",
+    "fedem": "fedem has no such model",
+    "pfedhn": "pfedhn has no such model",
     "fedaf": "methods that average their clients' models; fedaf does not",
 }
 INNER = [name for name in catalogue.names() if name not in (*REFUSED, "fedlag")]
