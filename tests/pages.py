@@ -26,7 +26,7 @@ import idiolect
 
 POINTS = 3.0
 ROOM = {"lowest tenth": 25.0, "worse": 20.0, "clients ±": 10.0, "kB down": 0.0, "kB up": 0.0, "passes": 0.0}
-IGNORED = ("seconds",)
+IGNORED = ("s / round",)
 DECIMAL = r"[+−-]?\d+\.\d+"
 DOTS = {"...", "…"}
 

@@ -14,6 +14,7 @@ from idiolect import Run, catalogue
 
 ROOT = Path(__file__).parents[1]
 METHODS = ROOT / "docs" / "methods"
+OTHER = {"README", "capabilities"}  # pages of all methods
 EXAMPLE = """
 # An example
 
@@ -137,7 +138,7 @@ def test_links_lead_somewhere(path):
 
 def test_every_method_has_a_page_and_a_line_and_nothing_else_has():
     named = set(catalogue.names())
-    held = {path.stem for path in METHODS.glob("*.md")} - {"README"}
+    held = {path.stem for path in METHODS.glob("*.md")} - OTHER
     listed = re.findall(r"^\| \[.+?\]\((\w+)\.md\) \|", (METHODS / "README.md").read_text(), re.MULTILINE)
     wrong = {
         "methods without a page": named - held,
@@ -156,7 +157,7 @@ def letters(title):
 def test_pages_and_lines_carry_the_method_s_name():
     lines = re.findall(r"^\| \[(.+?)\]\((\w+)\.md\) \|", (METHODS / "README.md").read_text(), re.MULTILINE)
     headings = [(path.read_text().partition("\n")[0].removeprefix("# "), path.stem) for path in METHODS.glob("*.md")]
-    assert [pair for pair in [*lines, *headings] if letters(pair[0]) != pair[1] and pair[1] != "README"] == []
+    assert [pair for pair in [*lines, *headings] if letters(pair[0]) != pair[1] and pair[1] not in OTHER] == []
 
 
 # make
@@ -195,7 +196,7 @@ def test_the_two_commands_do_what_they_are_for(target, does):
 SHOWN = """\
 Test accuracy in % as received: all 20 clients, last round of 50; seed 0. Data digits, hash 3ec8315dd77a.
 
-| method | accuracy | worse | gain | trained | kB down | passes | seconds |
+| method | accuracy | worse | gain | trained | kB down | passes | s / round |
 | ------ | -------: | ----: | ---: | ------: | ------: | -----: | ------: |
 | fedrep |     95.1 |  10.0 | +1.2 |    96.0 |     120 |   11.0 |    12.3 |
 | local  |     93.9 |   0.0 | +0.0 |    93.9 |       0 |    1.0 |     9.8 |
