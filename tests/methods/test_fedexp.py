@@ -229,7 +229,7 @@ def test_inside_fedlag_clients_predict_with_their_own_layers_and_the_mean_of_the
     for i in EVERYONE:
         for name, value in found.personal(i).items():
             own = name.rpartition(".")[0] in personal
-            expected = found.private(i)["own"][name] if own else middle[name]
+            expected = found.private(i)["returned"][name] if own else middle[name]
             torch.testing.assert_close(value, expected, rtol=0, atol=1e-15)
 
 
