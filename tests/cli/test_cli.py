@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -495,6 +496,17 @@ def test_a_comparison_is_not_mixed_with_other_things(here):
     assert Path("mine/notes.txt").read_text() == "mine"
 
 
+def interrupted(words):
+    """What the command printed that was interrupted once one of its runs was finished."""
+    going = subprocess.Popen(
+        **command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: finished(), going)
+    os.killpg(going.pid, signal.SIGINT)
+    out, err = going.communicate(timeout=60)
+    return going.returncode, out, err
+
+
 def test_a_comparison_that_is_interrupted_goes_on(here):
     """Ctrl-C reaches all the processes of a terminal: the command, its workers and what started them."""
     words = [
@@ -509,15 +521,9 @@ def test_a_comparison_that_is_interrupted_goes_on(here):
         "--out",
         "all",
     ]
-    going = subprocess.Popen(
-        **command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    wait_for(lambda: finished(), going)
-    os.killpg(going.pid, signal.SIGINT)
-    out, err = going.communicate(timeout=60)
-    assert out == ""
-    assert err.split("\n\n") == ["What is finished is kept; the same command with --out all goes on.", "Interrupted.\n"]
-    assert going.returncode == 130
+    while (said := interrupted(words))[0] == 0:  # over before it was heard, on a busy machine: once more
+        shutil.rmtree("all")
+    assert said == (130, "", "What is finished is kept; the same command with --out all goes on.\n\nInterrupted.\n")
     kept = {path: tree(path) for path in finished()}
     assert 0 < len(kept) < 9
     assert not Path("all/comparison.json").exists()
