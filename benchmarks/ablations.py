@@ -1,9 +1,9 @@
 """Each of the five methods without its parts, as its own paper takes it apart, at a small scale.
 
-    python benchmarks/ablations.py fedlag --data FOLDER [--seeds 0 1 2] [--out runs/fedlag-parts] [--device cuda]
+    python benchmarks/ablations.py fedlag --data FOLDER [--rounds 100] [--seeds 0 1 2] [--out runs/fedlag-parts]
 
-FOLDER holds Fashion-MNIST in Parquet files, as on the Hub. 100 clients, Dirichlet(0.1), a tenth of them a round, 100
-rounds, the 4-layer CNN, batches of 20; the learning rate is 0.05, for FedPAM 0.02. Runs that are finished under --out
+FOLDER holds Fashion-MNIST in Parquet files, as on the Hub. 100 clients, Dirichlet(0.1), a tenth of them a round, the
+4-layer CNN, batches of 20; the learning rate is 0.05, for FedPAM 0.02. Runs that are finished under --out
 are kept, so that the same command goes on where it was cut off. What came out is in docs/results/ablations.md.
 """
 
@@ -19,8 +19,8 @@ from idiolect.errors import UsageError
 from idiolect.method import Method
 
 SETTING = {
-    "clients": 100, "ratio": 0.1, "split": "dirichlet:0.1", "network": "cnn4", "batch_size": 20, "rounds": 100,
-    "evaluate_every": 5, "backend": "serial",
+    "clients": 100, "ratio": 0.1, "split": "dirichlet:0.1", "network": "cnn4", "batch_size": 20,
+    "backend": "serial",
 }  # fmt: skip
 RATES = {"fedpam": 0.02}  # at 0.05 its loss, of weight 30, diverges
 PARTS: dict[str, dict[str, Method]] = {
@@ -58,6 +58,8 @@ def main() -> None:
     parser.add_argument("method", choices=PARTS)
     parser.add_argument("--data", required=True, metavar="FOLDER")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--evaluate-every", type=int, default=5, metavar="ROUNDS")
     parser.add_argument("--out", type=Path, help="default: runs/<method>-parts")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
@@ -66,7 +68,8 @@ def main() -> None:
     try:
         comparison = compare(
             list(PARTS[given.method].items()), seeds=given.seeds, out=out, watch=show, data=given.data,
-            device=given.device, lr=RATES.get(given.method, 0.05), **SETTING,
+            rounds=given.rounds,
+            evaluate_every=given.evaluate_every, device=given.device, lr=RATES.get(given.method, 0.05), **SETTING,
         )  # fmt: skip
     except UsageError as error:
         sys.exit(str(error))
