@@ -12,6 +12,7 @@ from harness import experiment, federation
 from idiolect import Run, compare, run
 from idiolect.comparing import Found, last, measure, over_seeds
 from idiolect.errors import UsageError
+from idiolect.report import figures
 
 FIELDS = ("data", "split", "clients", "network", "network_options", "batch_size", "dtype", "backend", "lr")
 
@@ -21,7 +22,7 @@ def fields(**given: Any) -> dict[str, Any]:
     return {name: getattr(made, name) for name in FIELDS} | {"rounds": 2} | given
 
 
-def found(accuracies: dict[int, float], rounds: int = 2, moment: str = "received") -> Found:
+def found(accuracies: dict[int, float], rounds: int = 2, moment: str = "received", loss: float = 1.0) -> Found:
     """A run of which only the last round's accuracies matter, out of 100 test rows a client."""
     clients = [
         {"round": r, "client": i, "moment": moment, "split": "test", "correct": round(100 * a) if r == rounds else 0,
@@ -37,7 +38,8 @@ def found(accuracies: dict[int, float], rounds: int = 2, moment: str = "received
         "seconds": {"total": 9.0, "train": 4.0, "evaluate": 3.0},
     }
     taking_part: list[list[int]] = [[], [0, 1], [2]]
-    return Found(summary, [{"round": r, "participants": ids} for r, ids in enumerate(taking_part)], clients)
+    rounds = [{"round": r, "participants": ids, "received_loss": loss} for r, ids in enumerate(taking_part)]
+    return Found(summary, rounds, clients)
 
 
 def test_what_each_client_gains_over_training_alone():
@@ -62,6 +64,20 @@ def test_bytes_are_of_a_participant_and_seconds_of_a_round():
     assert numbers["bytes_per_participant"] == {"down": 200, "up": 100}  # three replies in two rounds
     assert numbers["seconds"]["round"] == 2.0
     assert numbers["seconds"]["total"] == 9.0
+
+
+def test_a_loss_that_is_no_number_is_told():
+    assert measure(found({0: 0.5}), None)["diverged"] is False
+    assert measure(found({0: 0.5}, loss=float("nan")), None)["diverged"] is True
+    assert measure(found({0: 0.5}, loss=float("inf")), None)["diverged"] is True
+
+
+def test_a_run_that_diverges_is_marked_in_the_table_and_its_files_stay_json(tmp_path):
+    comparison = compare(["local", "fedavg"], out=tmp_path / "far", **fields(lr=1e200))
+    assert comparison.methods["fedavg"]["diverged"]["mean"] == 1.0
+    assert "| fedavg (diverged) |" in str(comparison)
+    for path in (tmp_path / "far").rglob("*.json"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
 
 
 def test_the_last_round_in_which_a_moment_was_evaluated_counts():
@@ -186,3 +202,10 @@ def test_methods_see_the_same_clients(compared):
     _, comparison = compared
     assert len(set(comparison.summary["split_hash"].values())) == 1  # a given federation
     assert federation().split_hash in comparison.summary["split_hash"].values()
+
+
+def test_the_figure_has_room_for_the_names_of_many_methods(recwarn):
+    labels = [f"method {k}" for k in range(44)]
+    summary = {"methods": [{"label": label} for label in labels], "seeds": [0], "data": "d", "split": "s", "clients": 3}
+    assert figures.png(summary, {label: {0: {0: 0.1, 9: 0.5}} for label in labels}).startswith(b"\x89PNG")
+    assert not recwarn.list

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -197,6 +197,7 @@ EVALUATION = {
     "worst_decile": "the mean over the lowest tenth of the clients, last round",
     "gain_over_local": "the mean over clients of accuracy minus what the same client reaches with Local, last round",
     "worse_than_local": "the share of clients below what they reach with Local, last round; a tie is not below",
+    "diverged": "the share of seeds with a loss that is no number in the last round; accuracies mean nothing then",
     "ranking": "received, plain, last",
 }
 
@@ -245,6 +246,7 @@ def measure(found: Found, alone: Found | None) -> dict[str, Any]:
         **{moment: s["accuracy"][moment] | _over_clients(found, alone, moment) for moment in MOMENTS},
         "bytes_per_participant": {way: s["bytes"][way] / replies if replies else 0.0 for way in ("down", "up")},
         "gradient_passes": s["gradient_passes"],
+        "diverged": not isfinite(found.rounds[-1]["received_loss"] or 0.0),
         "seconds": s["seconds"] | {"round": s["seconds"]["train"] / len(trained) if trained else 0.0},
     }
 

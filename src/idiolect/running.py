@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -232,7 +233,9 @@ def _over_rounds(values: list[float | None], best: Callable[..., float]) -> dict
     known = [v for v in values if v is not None]
     if not known:
         return {"last": None, "best": None, "last10": None}
-    return {"last": known[-1], "best": best(known), "last10": fmean(known[-10:])}
+    finite = [v for v in known if isfinite(v)]
+    found = {"last": known[-1], "best": best(finite) if finite else nan, "last10": fmean(known[-10:])}
+    return {name: v if isfinite(v) else None for name, v in found.items()}  # JSON has no word for it
 
 
 def save_models(path: Path, context: Context, progress: Progress, pool: Backend, clients: int) -> None:

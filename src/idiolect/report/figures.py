@@ -17,7 +17,7 @@ def png(summary: Mapping[str, Any], of: Mapping[str, Curves]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, max(4.5, 0.8 + 0.2 * len(of))), layout="constrained")  # room for every name
     axes = figure.add_subplot()
     ends: dict[str, tuple[float, float, str]] = {}
     for k, entry in enumerate(summary["methods"]):
@@ -51,7 +51,7 @@ def png(summary: Mapping[str, Any], of: Mapping[str, Curves]) -> bytes:
 def _name_lines(axes: Any, ends: Mapping[str, tuple[float, float, str]]) -> None:
     """Each line's name at its right end, moved apart where lines end close together."""
     low, high = axes.get_ylim()
-    apart, top = (high - low) / 20, float("inf")
+    apart, top = (high - low) / max(20, len(ends)), float("inf")
     places: dict[str, float] = {}
     for label, (_, y, _) in sorted(ends.items(), key=lambda item: -item[1][1]):
         places[label] = top = min(y, top - apart)

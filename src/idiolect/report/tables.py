@@ -44,7 +44,7 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def _cells(entry: Entry) -> Iterator[tuple[str, str]]:
     received, plain = entry["received"], entry["received"]["plain"]
-    yield "method", entry["label"]
+    yield "method", entry["label"] + (" (diverged)" if entry["diverged"]["mean"] else "")
     yield "accuracy", percent(plain["last"], spread=True)
     yield "last 10", percent(plain["last10"])
     yield "best", percent(plain["best"])
