@@ -172,7 +172,7 @@ def make(*words):
 
 
 def test_the_pages_name_targets_alone_and_readme_its_two():
-    text = {path.name: path.read_text() for path in [*FILES, ROOT / "CONTRIBUTING.md"]}
+    text = {str(path.relative_to(ROOT)): path.read_text() for path in [*FILES, ROOT / "CONTRIBUTING.md"]}
     named = {name: re.findall(r"(?:`|^\$ )make ([a-z]+)", page, re.MULTILINE) for name, page in text.items()}
     assert {name: unknown for name, of in named.items() if (unknown := set(of) - set(targets()))} == {}
     assert {"demo", "test"} <= set(named["README.md"])
