@@ -20,6 +20,7 @@ def png(summary: Mapping[str, Any], of: Mapping[str, Curves]) -> bytes:
     figure = Figure(figsize=(8, max(4.5, 0.8 + 0.2 * len(of))), layout="constrained")  # room for every name
     axes = figure.add_subplot()
     ends: dict[str, tuple[float, float, str]] = {}
+    lowest = 100.0  # after the first tenth of the rounds: the steep beginning is not what one looks for
     for k, entry in enumerate(summary["methods"]):
         by_seed = list(of[entry["label"]].values())
         rounds = sorted(set.intersection(*(set(curve) for curve in by_seed)))
@@ -33,6 +34,7 @@ def png(summary: Mapping[str, Any], of: Mapping[str, Curves]) -> bytes:
             low, high = ([m + side * s for m, s in zip(means, spread, strict=True)] for side in (-1, 1))
             axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
         ends[entry["label"]] = (rounds[-1], means[-1], colour)
+        lowest = min([lowest, *(m for r, m in zip(rounds, means, strict=True) if 10 * r >= rounds[-1])])
     seeds = summary["seeds"]
     over = f"mean and standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     title = f"{summary['data']}, {summary['split']}, {summary['clients']} clients; {over}"
@@ -42,6 +44,8 @@ def png(summary: Mapping[str, Any], of: Mapping[str, Curves]) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.margins(x=0)
+    if ends:
+        axes.set_ylim(max(lowest - 2, 0), min(axes.get_ylim()[1], 100.5))
     _name_lines(axes, ends)
     image = io.BytesIO()
     FigureCanvasAgg(figure).print_figure(image, dpi=130, metadata={"Software": None})
@@ -62,7 +66,14 @@ def _name_lines(axes: Any, ends: Mapping[str, tuple[float, float, str]]) -> None
             (x, y),
             xytext=(1.02, places[label] + below),
             textcoords=axes.get_yaxis_transform(),
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
             annotation_clip=False,
             color=colour,
             fontsize=9,
