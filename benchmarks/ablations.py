@@ -46,6 +46,7 @@ PARTS: dict[str, dict[str, Method]] = {
     },
     "fedpam": {
         "PAM and PCL": build("fedpam"),
+        "PAM and PCL, cosine": build("fedpam", {"inference": "cosine"}),
         "PAM alone": build("fedpam", {"contrast": False}),
         "PCL alone": build("fedpam", {"pam": False}),
         "neither": build("fedpam", {"pam": False, "contrast": False}),
