@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import types
@@ -314,3 +315,12 @@ def test_neither_global_randomness_nor_its_state_matter(backend):
     torch.manual_seed(2)
     two = run(experiment("fedala", backend=backend, workers=2, rounds=2))
     assert same(one.progress, two.progress)
+
+
+def test_a_script_without_a_guard_is_told_what_to_do(tmp_path):
+    """Workers import the script; without the guard it would start workers of its own there."""
+    script = tmp_path / "script.py"
+    script.write_text('from idiolect import Run, run\nrun(Run(method="local", clients=3, rounds=1))\n')
+    found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert found.returncode != 0
+    assert "below 'if __name__ == \"__main__\":', or use backend=serial." in found.stderr.splitlines()[-1]

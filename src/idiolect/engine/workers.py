@@ -34,6 +34,10 @@ SLOTS, WAITING = 8, 256 << 20  # of a worker at most, and the bytes that its wai
 QUICK = 0.02  # seconds; behind a parcel that is done sooner the next one is already waiting
 REPLACED = 3  # a worker's parcels may kill it so many times
 LIGHT = 1000  # tensors whose addresses a pipe takes at once, so that sending them waits for nobody
+GUARD = (
+    "Workers import the script that is run: what it does belongs below 'if __name__ == \"__main__\":', or use "
+    "backend=serial."
+)
 UNKNOWN = (
     "Worker processes import the classes and functions of a run by their names, and one of them is in no file that "
     "they can import; put it into one, or use backend='serial'"
@@ -142,8 +146,11 @@ class _Worker:
         shared = pool.context.shards, pool.store.records
         self.process = pool._methods.Process(target=serve, args=(theirs, pool.told, *shared), daemon=True)
         resource_tracker.ensure_running()  # not below: it unblocks the signal
-        with undisturbed():  # also the server of which workers are forks, with the first of them
-            self.process.start()
+        try:
+            with undisturbed():  # also the server of which workers are forks, with the first of them
+                self.process.start()
+        except (EOFError, ConnectionError) as error:  # that server died: it imports the script that is run
+            raise UsageError(f"No worker could start. {GUARD}") from error
         theirs.close()
         self.knows_broadcast = False
         self.replies: dict[int, torch.Tensor] = {}
@@ -215,7 +222,10 @@ class _Worker:
             self.deaths[number] = self.deaths.get(number, 0) + 1
             if self.deaths[number] >= REPLACED:
                 clients = ", ".join(str(j.client) for j in jobs)
-                raise ClientError(f"A worker died {REPLACED} times (exit code {code}) at clients {clients}.")
+                hint = (
+                    f" {GUARD}" if code == 1 else ""
+                )  # an error in Python, of which a worker's own are told otherwise
+                raise ClientError(f"A worker died {REPLACED} times (exit code {code}) at clients {clients}.{hint}")
         self.link.close()
         self._start()
         for number, (slot, jobs) in list(self.sent.items()):
