@@ -16,23 +16,10 @@ from torch.nn import functional as F
 from . import cfl, fedavg, fedem, pfedhn
 from .test_self import SIZES, apart, close, ever, generator, multiplied, one_step, same, with_torch
 from .test_self import toy as bare
+from .test_self_b import draw, linear
 from .world import average, fresh, initial, samples, train, trainable, write
 
 EIGHT = list(range(8))
-
-
-def linear(name, inputs, outputs):
-    """As PyTorch draws them, but of the name and the shape alone."""
-    g = generator(9, inputs, outputs, *name.encode())
-    bound = 1 / math.sqrt(inputs)
-    return [
-        (2 * torch.rand(*shape, generator=g, dtype=torch.float64) - 1) * bound
-        for shape in ((outputs, inputs), (outputs,))
-    ]
-
-
-def draw(purpose, r, i):
-    return np.random.default_rng([len(purpose), r, i])
 
 
 def toy(**changes):

@@ -258,7 +258,7 @@ def serve(link: Connection, told: bytes, shards: Shards, records: Any) -> None:
     torch.set_num_threads(1)
     refusal = None
     try:
-        context, kinds, drawn = pickle.loads(told)
+        context, kinds, drawn = pickle.loads(told)  # the parent's own words, over a pipe that nobody else has
         context.shards, store = shards, Store.attached(kinds, drawn, records)
     except (AttributeError, ImportError) as error:
         refusal = "UsageError", f"{UNKNOWN} ({error}).", ""
