@@ -17,6 +17,7 @@ from torch import Tensor
 from idiolect.client import Client, Phase
 from idiolect.data import Dataset, Federation
 from idiolect.data.federated import split_hash
+from idiolect.data.ragged import Ragged
 from idiolect.engine.loop import hello, loop, one_round, turns
 from idiolect.engine.progress import Progress, Report
 from idiolect.engine.serial import Serial
@@ -197,7 +198,8 @@ def _federation() -> Federation:
     parts = [(own[:TRAINED], own[:0], own[TRAINED:]) for own in rows]
     train, validation, test = zip(*parts, strict=True)
     data = Dataset("tiny", x, y, classes=10, network="convnet3")
-    return Federation(data, train, validation, test, split_hash(parts), "tiny")
+    own, kept, held = map(Ragged.of, (train, validation, test))
+    return Federation(data, own, kept, held, split_hash(parts), "tiny")
 
 
 # what is seen

@@ -206,7 +206,7 @@ def test_the_share_of_training_rows_left_out_is_left_out_of_the_test_too():
 def test_merged_splits_the_official_test_rows_like_all_others():
     data = official_data([30, 30], [10, 10], 2)
     federation = federate(data, "iid", 4, 0)
-    assert np.array_equal(np.sort(np.concatenate(federation.train + federation.test)), np.arange(80))
+    assert np.array_equal(np.sort(np.concatenate([*federation.train, *federation.test])), np.arange(80))
 
 
 def test_what_cannot_be_dealt_officially_is_refused():

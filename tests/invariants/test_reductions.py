@@ -44,7 +44,9 @@ def alike(count, size=6):
     """Clients of the same data, all samples of which are one and the same, so that no order matters."""
     fed = federation((size,))
     row = fed.train[0][:1]
-    return Federation(fed.dataset, (row.repeat(size),) * count, (row[:0],) * count, fed.test * count, "alike", "alike")
+    return Federation(
+        fed.dataset, (row.repeat(size),) * count, (row[:0],) * count, tuple(fed.test) * count, "alike", "alike"
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])

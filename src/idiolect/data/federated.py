@@ -13,6 +13,7 @@ from idiolect.data.dataset import Dataset
 from idiolect.data.holdout import Index, Parts, carve, deal_official
 from idiolect.data.partition import Split, parse
 from idiolect.data.partition.split import Rows
+from idiolect.data.ragged import Ragged
 from idiolect.data.streams import stream
 from idiolect.errors import UsageError
 
@@ -21,18 +22,23 @@ TestFrom = Literal["merged", "official"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """Row numbers of `dataset` per client, ascending.
+    """Row numbers of `dataset` per client, ascending; any sequence of arrays may be given for a part.
 
     No row belongs to two clients or to two parts. `split_hash` identifies the division; `recipe` says in
     words how it was made.
     """
 
     dataset: Dataset
-    train: tuple[Index, ...]
-    validation: tuple[Index, ...]
-    test: tuple[Index, ...]
+    train: Ragged
+    validation: Ragged
+    test: Ragged
     split_hash: str
     recipe: str
+
+    def __post_init__(self) -> None:
+        for part in ("train", "validation", "test"):
+            if not isinstance(rows := getattr(self, part), Ragged):
+                object.__setattr__(self, part, Ragged.of(rows))
 
     @property
     def clients(self) -> int:
@@ -186,5 +192,5 @@ def _recipe(
 
 
 def _federation(dataset: Dataset, parts: list[Parts], recipe: str) -> Federation:
-    train, validation, test = zip(*parts, strict=True)
+    train, validation, test = map(Ragged.of, zip(*parts, strict=True))
     return Federation(dataset, train, validation, test, split_hash(parts), recipe)

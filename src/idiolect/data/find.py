@@ -12,6 +12,7 @@ from typing import Any
 
 from idiolect.data import sources
 from idiolect.data.dataset import Dataset
+from idiolect.data.readers import reader_of
 from idiolect.errors import UsageError, unknown
 
 
@@ -21,8 +22,8 @@ def names() -> list[str]:
 
 
 def load(name: str | os.PathLike[str], **options: Any) -> Dataset:
-    """The data set `name`, or the one in an .npz file (`data/arrays.py`) or in a folder of Parquet files laid out as on
-    the Hub (`data/hub.py`).
+    """The data set of this name (`data/sources`), or the one at this path, in any form that has a reader
+    (`data/readers`).
 
     A known name wins over a folder of the same name; write `./digits` for the folder.
     """
@@ -30,26 +31,23 @@ def load(name: str | os.PathLike[str], **options: Any) -> Dataset:
         read: Callable[..., Dataset] = import_module(f"{sources.__name__}.{name}").load
         _check_options(name, read, options)
         return read(**options)
-    folder = Path(name).expanduser()
-    if folder.suffix == ".npz" and not folder.is_dir():
-        from idiolect.data import arrays
-
-        _check_options(str(name), arrays.load, options, given=("file",))
-        return arrays.load(folder, **options)
-    if folder.is_dir():
-        from idiolect.data import hub
-
-        _check_options(str(name), hub.load, options, given=("folder",))
-        return hub.load(folder, **options)
+    path = Path(name).expanduser()
+    if (reader := reader_of(path)) is not None:
+        _check_options(str(name), reader.load, options, positional=1)
+        read = reader.load
+        return read(path, **options)
     if isinstance(name, str) and os.sep not in name and not name.startswith((".", "~")):
         raise unknown("data set", name, names())
-    raise UsageError(f"Expected a folder with train-*.parquet, found no folder at '{name}'; check the path.")
+    if not path.exists():
+        raise UsageError(f"Expected a data set at '{name}', found nothing there; check the path.")
+    raise UsageError(
+        f"Expected an .npz file or a folder with train-*.parquet in it or in its folder 'data', found neither at "
+        f"'{name}'; check the path."
+    )
 
 
-def _check_options(
-    name: str, read: Callable[..., Dataset], options: Mapping[str, Any], given: tuple[str, ...] = ()
-) -> None:
-    known = [option for option in inspect.signature(read).parameters if option not in given]
+def _check_options(name: str, read: Callable[..., Dataset], options: Mapping[str, Any], positional: int = 0) -> None:
+    known = list(inspect.signature(read).parameters)[positional:]
     for option in options:
         if not known:
             raise UsageError(f"Data set '{name}' has no options, found '{option}'; leave it out.")

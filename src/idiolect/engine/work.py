@@ -44,15 +44,15 @@ class Shards:
         x, y, bounds = {}, {}, {}
         data = federation.dataset
         for split in SPLITS:
-            parts = getattr(federation, split)
-            rows = torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts]))
+            part = getattr(federation, split)
+            rows = torch.from_numpy(part.rows)
             values = data.x[rows]
             if values.is_floating_point():
                 values = values.to(dtype)
             if values.dim() == 4:
                 values = values.contiguous(memory_format=torch.channels_last)
             x[split], y[split] = values, data.y[rows].to(dtype) if data.loss == "squared" else data.y[rows]
-            bounds[split] = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
+            bounds[split] = part.bounds
         return Shards(x, y, bounds)
 
     @property

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from idiolect.data.dataset import Dataset, count_classes, default_network
+from idiolect.data import images
+from idiolect.data.dataset import Dataset
 from idiolect.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Pixels = NDArray[np.uint8]  # [rows, height, width, channels]
+
+def reads(path: Path) -> bool:
+    return path.is_dir() and bool(_files(path, "train"))
 
 
 def load(
@@ -45,33 +44,19 @@ def load(
     image, label = _image_column(folder, schema, image), _label_column(folder, schema, label)
     table = _read(folder, train + test, [image, label, *([group] if group else [])])
     in_train = sum(_rows(file) for file in train)
-    pixels = _decode(folder, table.column(image).to_pylist())
-    if mean is None or std is None:
-        measured = channel_statistics(pixels[:in_train])
-        mean, std = measured[0] if mean is None else mean, measured[1] if std is None else std
-    x = _normalise(folder, pixels, mean, std)
-    name = folder.resolve().name
-    y = torch.from_numpy(_values(folder, table, label).astype(np.int64))
-    return Dataset(
-        name,
-        x,
-        y,
-        classes=_class_count(schema, label) or count_classes(name, y),
-        network=network or default_network(x),
+    pixels = images.decode(folder, [cell and cell["bytes"] for cell in table.column(image).to_pylist()])
+    return images.samples(
+        folder,
+        pixels,
+        _values(folder, table, label),
+        name=folder.resolve().name,
+        in_train=in_train if test else None,
+        classes=_class_count(schema, label),
+        mean=mean,
+        std=std,
+        network=network,
         group=_values(folder, table, group) if group else None,
-        official_test=np.arange(len(x)) >= in_train if test else None,
     )
-
-
-def channel_statistics(pixels: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of pixels scaled to [0, 1]; exact, from the histogram."""
-    values = np.arange(256) / 255
-    means, stds = [], []
-    for channel in range(pixels.shape[3]):
-        share = np.bincount(pixels[..., channel].ravel(), minlength=256) / pixels[..., channel].size
-        means.append(float(share @ values))
-        stds.append(float(np.sqrt(share @ (values - means[-1]) ** 2)))
-    return tuple(means), tuple(stds)
 
 
 def _files(folder: Path, part: str) -> list[Path]:
@@ -174,59 +159,3 @@ def _values(folder: Path, table: pa.Table, column: str) -> NDArray[Any]:
     values: NDArray[Any] = data.to_numpy()
     text = pa.types.is_string(data.type) or pa.types.is_large_string(data.type)
     return values.astype(str) if text else values
-
-
-def _decode(folder: Path, cells: list[dict[str, Any] | None]) -> Pixels:
-    """All images as one array. The first one decides the size, and whether there is colour."""
-    pixels: Pixels | None = None
-    mode = ""
-    for row, cell in enumerate(cells):
-        picture = _open(folder, row, cell)
-        if pixels is None:
-            mode = "L" if picture.mode in ("1", "L") else "RGB"
-            pixels = np.empty((len(cells), picture.height, picture.width, len(mode)), np.uint8)
-        if (picture.height, picture.width) != pixels.shape[1:3]:
-            raise UsageError(
-                f"Expected images of one size in '{folder}', found {pixels.shape[1]}x{pixels.shape[2]} "
-                f"and, in row {row}, {picture.height}x{picture.width}; resize them first."
-            )
-        pixels[row] = np.asarray(picture if picture.mode == mode else picture.convert(mode)).reshape(pixels.shape[1:])
-    if pixels is None:
-        raise UsageError(f"Expected at least one row in '{folder}', found none.")
-    return pixels
-
-
-def _open(folder: Path, row: int, cell: dict[str, Any] | None) -> Any:
-    from PIL import Image
-
-    if cell is None or cell["bytes"] is None:
-        raise UsageError(
-            f"Expected the image itself in row {row} of '{folder}', found no bytes; save the data set with "
-            "its images embedded."
-        )
-    try:
-        picture = Image.open(io.BytesIO(cell["bytes"]), formats=("PNG", "JPEG"))
-        picture.load()
-    except (OSError, SyntaxError) as error:  # Pillow's two ways of saying that the bytes are broken
-        raise UsageError(
-            f"Expected a PNG or JPEG image in row {row} of '{folder}', found bytes that cannot be "
-            "decoded; download the file again."
-        ) from error
-    if picture.mode.startswith(("I", "F")):
-        raise UsageError(
-            f"Expected images of 8 bits per channel in '{folder}', found mode {picture.mode} in row {row}; "
-            "convert them first."
-        )
-    return picture
-
-
-def _normalise(folder: Path, pixels: Pixels, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    channels = pixels.shape[3]
-    if len(mean) != channels or len(std) != channels or not min(std) > 0:
-        raise UsageError(
-            f"Expected mean and std > 0 for each of the {channels} channels of '{folder}', found "
-            f"mean={tuple(mean)} and std={tuple(std)}."
-        )
-    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-    by_channel = [torch.tensor(values, dtype=torch.float32).view(1, channels, 1, 1) for values in (mean, std)]
-    return x.div_(255).sub_(by_channel[0]).div_(by_channel[1])

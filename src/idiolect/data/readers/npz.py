@@ -11,6 +11,10 @@ from idiolect.data.dataset import Dataset, from_arrays
 from idiolect.errors import UsageError
 
 
+def reads(path: Path) -> bool:
+    return path.suffix == ".npz" and not path.is_dir()
+
+
 def load(file: Path, classes: int | None = None, network: str | None = None) -> Dataset:
     """`x`, `y` and, where there is one, `group`, which says whose a row is; checked as `from_arrays` checks them."""
     try:
