@@ -7,7 +7,7 @@ import json
 import sys
 import tomllib
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
@@ -125,7 +125,15 @@ def main() -> None:
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter; may be repeated.")
 @click.option("--config", metavar="FILE", help="A run file (run.toml); options win over it.")
 @click.option("--out", metavar="DIR", help="Where to write; never over something else.  [runs/<method>-<data>-<n>]")
-def run(method: str | None, settings: Sequence[str], config: str | None, out: str | None, **options: Any) -> None:
+@click.option("--resume", metavar="DIR", help="Go on with the run that was cut off there; takes --workers at most.")
+def run(
+    method: str | None,
+    settings: Sequence[str],
+    config: str | None,
+    out: str | None,
+    resume: str | None,
+    **options: Any,
+) -> None:
     """Train with one METHOD, and keep its metrics, its models and the run itself.
 
     \b
@@ -133,6 +141,7 @@ def run(method: str | None, settings: Sequence[str], config: str | None, out: st
     idiolect run fedrep --data digits --split dirichlet:0.1 --clients 50 --ratio 0.2 --rounds 100
     idiolect run fedavg+finetune --set finetune.epochs=3 --lr 0.02 --momentum 0.9
     idiolect run --config runs/fedrep-digits-1/run.toml --seed 1
+    idiolect run --resume runs/fedrep-digits-1            (after Ctrl-C, a crash, a power cut)
 
     METHOD is a name of `idiolect methods`; wrappers are added with a plus: fedrep+finetune.
     """
@@ -140,12 +149,16 @@ def run(method: str | None, settings: Sequence[str], config: str | None, out: st
     from idiolect.experiment import Run
     from idiolect.report import tables
 
+    if resume is not None:
+        _alone({"METHOD": method, "--set": settings, "--config": config, "--out": out}, options, {"workers"})
+        config = str(Path(resume) / "run.toml")
     fields = _fields(config, options)
     experiment = Run.from_table({**fields, "method": _method(method, fields.pop("method", None), _settings(settings))})
     assert not isinstance(experiment.method, str)
-    path = Path(out) if out is not None else _free(f"{experiment.method.name}-{Path(str(experiment.data)).name}")
+    path = Path(resume or out or _free(f"{experiment.method.name}-{Path(str(experiment.data)).name}"))
     with progress(experiment, 1) as advance:
-        result = running.run(experiment, path, lambda report: advance(experiment.method.name, report))  # type: ignore[union-attr]
+        told = lambda report: advance(experiment.method.name, report)  # type: ignore[union-attr]
+        result = running.run(experiment, path, told, resume=resume is not None)
     click.echo(tables.run(result.summary))
     click.echo(path)
 
@@ -156,8 +169,15 @@ def run(method: str | None, settings: Sequence[str], config: str | None, out: st
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One for the methods that have it.")
 @click.option("--config", metavar="FILE", help="A run file, for all but the method.")
 @click.option("--out", metavar="DIR", help="Where to write, or to go on.  [runs/compare-<n>]")
+@click.option("--resume", metavar="DIR", help="Finish the comparison that was cut off there; takes --workers at most.")
 def compare(
-    methods: str, seeds: str | None, settings: Sequence[str], config: str | None, out: str | None, **options: Any
+    methods: str,
+    seeds: str | None,
+    settings: Sequence[str],
+    config: str | None,
+    out: str | None,
+    resume: str | None,
+    **options: Any,
 ) -> None:
     """Train with several methods on the same clients, and make one table and one figure of them.
 
@@ -165,28 +185,37 @@ def compare(
     idiolect compare
     idiolect compare --methods local,fedavg,fedrep,fedrep+finetune --seeds 0,1,2
     idiolect compare --methods local,ditto,fedamp --set ditto.lam=0.1 --set fedamp.lam=0.5
-    idiolect compare --out runs/mine --seeds 0,1,2     (the same again goes on where it was cut off)
+    idiolect compare --out runs/mine --seeds 0,1,2
+    idiolect compare --resume runs/mine                (finishes only what is missing, with the same bits)
 
     All methods see the same clients, participants, batches and initial weights for a seed.
     """
     from idiolect import catalogue, comparing
     from idiolect.experiment import Run
 
-    names = [name.strip() for name in methods.split(",")]
-    shared = catalogue.share_out(names, _settings(settings))
     fields = _fields(config, options)
-    fields.pop("method", None)
-    found = [fields.pop("seed", 0)] if seeds is None else _whole_numbers(seeds)
-    fields.pop("seed", None)
-    chosen = [catalogue.build(name, shared[name]) for name in names]
-    path = Path(out) if out is not None else _free("compare")
+    if resume is not None:
+        given = {"--methods": methods != BASICS, "--seeds": seeds, "--set": settings, "--config": config, "--out": out}
+        _alone(given, options, {"workers"})
+        chosen, planned = comparing.planned(Path(resume))
+        fields, found = {**planned, **fields}, planned.pop("seeds")
+        fields.pop("seeds")
+    else:
+        names = [name.strip() for name in methods.split(",")]
+        shared = catalogue.share_out(names, _settings(settings))
+        fields.pop("method", None)
+        found = [fields.pop("seed", 0)] if seeds is None else _whole_numbers(seeds)
+        fields.pop("seed", None)
+        chosen = [catalogue.build(name, shared[name]) for name in names]
+    path = Path(resume or out or _free("compare"))
+    first = chosen[0][1] if isinstance(chosen[0], tuple) else chosen[0]
     try:
-        with progress(Run.from_table({**fields, "method": chosen[0]}), len(chosen) * len(found)) as advance:
+        with progress(Run.from_table({**fields, "method": first}), len(chosen) * len(found)) as advance:
             watch = lambda label, seed, report: advance(f"{label}, seed {seed}", report)
             comparison = comparing.compare(chosen, seeds=found, out=path, watch=watch, **fields)
     except KeyboardInterrupt:
         if path.exists():
-            click.echo(f"What is finished is kept; the same command with --out {path} goes on.", err=True)
+            click.echo(f"What is finished is kept; 'idiolect compare --resume {path}' goes on.", err=True)
         raise
     _show_table(comparison)
     click.echo(path / "comparison.md")
@@ -235,6 +264,14 @@ def show(method: str) -> None:
 
 
 # what is given
+
+
+def _alone(given: Mapping[str, Any], options: Mapping[str, Any], free: Container[str]) -> None:
+    """What goes on is what was begun: nothing else can be asked with --resume."""
+    named = [name for name, value in given.items() if value]
+    named += [_flag(name) for name, value in options.items() if value not in (None, ()) and name not in free]
+    if named:
+        raise UsageError(f"--resume goes on with what was begun, as its files say; leave out {', '.join(named)}.")
 
 
 def _fields(config: str | None, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
@@ -17,9 +18,10 @@ from idiolect.errors import UsageError
 from idiolect.experiment import Run
 from idiolect.method import Method
 from idiolect.report import figures, tables
-from idiolect.running import SUMMARY, run, withdraw, write
+from idiolect.running import SUMMARY, begun, run, withdraw, write
 
-SAVED = ("comparison.csv", "comparison.md", "curves.png", "comparison.json")  # the last one means: finished
+PLAN = "plan.json"
+SAVED = (PLAN, "comparison.csv", "comparison.md", "curves.png", "comparison.json")  # the last one means: finished
 MOMENTS = ("received", "trained")
 Entry = str | Method | tuple[str, Method]
 Watch = Callable[[str, int, Report | None], None]  # label, seed, one round's report; None: the run was there already
@@ -64,13 +66,15 @@ def compare(
     """Run each method with each seed; `fields` are `Run`'s. A method is a name, a value, or (label, value).
 
     With `out`, every run has its directory there, `<label>/seed-<seed>`, without models. Runs that are finished there
-    are taken as they are, those that were cut off run again; anything else that lies there is refused. The table and
-    the curves are saved beside them.
+    are taken as they are, those that were cut off go on; anything else that lies there is refused. The table and the
+    curves are saved beside them.
     """
     runs = plan(methods, seeds, fields)
     path = Path(out) if out is not None else None
     if path is not None:
         refuse(path, runs)
+        path.mkdir(parents=True, exist_ok=True)
+        write(path / PLAN, json.dumps(_settings(runs), indent=1) + "\n")
     found: dict[tuple[str, int], Found] = {}
     for (label, seed), experiment in runs.items():
         place = path / label / f"seed-{seed}" if path is not None else None
@@ -79,7 +83,24 @@ def compare(
     comparison = Comparison(summarise(runs, found), curves, path)
     if path is not None:
         save(path, comparison)
+        (path / PLAN).unlink()
     return comparison
+
+
+def planned(path: Path) -> tuple[list[Entry], dict[str, Any]]:
+    """The methods of a comparison that was begun there, and its other settings, as `compare` takes them."""
+    if (path / "comparison.json").exists():
+        raise UsageError(f"{path} holds a finished comparison; there is nothing to go on with.")
+    try:
+        settings = json.loads((path / PLAN).read_text())
+        tables = {label: tomllib.loads(text) for label, text in settings["runs"].items()}
+    except OSError as error:
+        raise UsageError(f"Expected a comparison in {path}, found no {PLAN} there: {error.strerror}.") from None
+    except (ValueError, KeyError, AttributeError):
+        raise UsageError(f"{path / PLAN} is not the plan of a comparison; begin anew in another directory.") from None
+    methods: list[Entry] = [(label, Run.from_table(table).method) for label, table in tables.items()]  # type: ignore[misc]
+    fields = {k: v for k, v in next(iter(tables.values())).items() if k not in ("method", "seed")}
+    return methods, {**fields, "seeds": settings["seeds"]}
 
 
 def plan(methods: Sequence[Entry], seeds: Sequence[int], fields: Mapping[str, Any]) -> Plan:
@@ -162,9 +183,11 @@ def _found(label: str, seed: int, experiment: Run, place: Path | None, watch: Wa
 
         rounds, clients = (pq.read_table(place / f"{name}.parquet").to_pylist() for name in ("rounds", "clients"))
         return Found(json.loads((place / SUMMARY).read_text()), rounds, clients)
-    if place is not None:
+    resume = place is not None and begun(place)
+    if place is not None and not resume:
         withdraw(place)
-    result = run(experiment, place, (lambda report: watch(label, seed, report)) if watch else None, models=False)
+    told = (lambda report: watch(label, seed, report)) if watch else None
+    result = run(experiment, place, told, models=False, resume=resume)
     return Found(result.summary, result.rounds, result.clients)
 
 

@@ -61,8 +61,8 @@ class Run(Fields):
             value = getattr(self, name)
             if value is not None or name != "clip":
                 object.__setattr__(self, name, _number(name, value))
-        for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every", "every"):
-            _whole(name, getattr(self, name), 0 if name == "rounds" else 1)
+        for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every", "every", "checkpoint_every"):
+            _whole(name, getattr(self, name), 0 if name in ("rounds", "checkpoint_every") else 1)
         _whole("seed", self.seed, 0)
         if self.workers is not None:
             _whole("workers", self.workers, 1)
@@ -169,6 +169,12 @@ class Run(Fields):
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
             device=self.device, network=self._network_name, options=self.network_options,
         )  # type: ignore[arg-type]  # fmt: skip
+
+    @property
+    def identity(self) -> str:
+        """Runs with the same text give the same bits: the run file without what changes none."""
+        backend = "workers" if self.backend == "serial" else self.backend
+        return dataclasses.replace(self, workers=None, checkpoint_every=0, backend=backend).to_toml()
 
     # run files
 

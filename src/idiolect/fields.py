@@ -53,6 +53,7 @@ class Fields:
     test_from: str = _field("merged", "test rows: merged (a share of each client's) or official")
     drop: float = _field(0.0, "probability that a participant's reply is lost")
     evaluate_every: int = _field(1, "rounds between two evaluations")
+    checkpoint_every: int = _field(10, "rounds between two checkpoints; 0: none")
     secure: bool = _field(False, "refuse what needs individual replies at the server (secure aggregation)")
     backend: str = _field("workers", "where clients run: workers, serial, stacked")
     workers: int | None = _field(None, "worker processes; default: one per core")

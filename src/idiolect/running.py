@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import signal
+import sys
+import threading
 import time
+import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from idiolect.engine.checkpoint import Checkpoints, environment
 from idiolect.engine.loop import Backend, loop, turns
 from idiolect.engine.progress import Progress, Report
 from idiolect.engine.serial import Serial
@@ -24,12 +31,13 @@ from idiolect.engine.stacked import Stacked
 from idiolect.engine.store import Store
 from idiolect.engine.work import Context, Score
 from idiolect.errors import UsageError
-from idiolect.experiment import Run, cores
+from idiolect.experiment import Run, cores, read
 from idiolect.method import Rows
 from idiolect.tree import Tree
 
 SUMMARY = "summary.json"
-FILES = ("run.toml", "rounds.parquet", "clients.parquet", "notes.safetensors", "models")  # and SUMMARY, the last
+CHECKPOINT = "checkpoint"
+FILES = ("run.toml", "rounds.parquet", "clients.parquet", "notes.safetensors", "models", CHECKPOINT)  # SUMMARY is last
 Watch = Callable[[Report], None]
 
 
@@ -104,27 +112,55 @@ def _means(scores: list[Score]) -> dict[str, float | None]:
     }
 
 
-def run(experiment: Run, out: str | Path | None = None, watch: Watch | None = None, models: bool = True) -> Result:
+def run(
+    experiment: Run,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    models: bool = True,
+    resume: bool = False,
+) -> Result:
     """Carry out an experiment. With `out`, its directory: run.toml, rounds.parquet, clients.parquet, models/ (unless
-    `models` is off), and summary.json, which is written last: its presence means that the run is finished."""
+    `models` is off), and summary.json, which is written last: its presence means that the run is finished.
+
+    Until then `checkpoint/` holds all that is needed to go on: with `resume` a run that was cut off goes on from its
+    last whole checkpoint and ends with the same bits. Ctrl-C and SIGTERM take effect after the round under way, with a
+    checkpoint; the second time at once."""
     path = Path(out) if out is not None else None
     if path is not None:
-        refuse(path)
+        ready_to_go_on(path, experiment) if resume else refuse(path)
     started = time.perf_counter()
     context = experiment.context()
     state = context.state
     progress = Progress(state.server, Rows(state.rows), context.store(experiment.clients))
     record = Record()
+    checkpoints = _checkpoints(experiment, path) if path is not None and experiment.checkpoint_every else None
 
     def report(report: Report) -> None:
         record.add(report)
         if watch is not None:
             watch(report)
+        if checkpoints is not None and report.round:
+            asked = stop.asked and report.round < experiment.rounds
+            if asked or report.round % experiment.checkpoint_every == 0:
+                checkpoints.seconds = earlier + time.perf_counter() - started
+                checkpoint(checkpoints, progress, record)
+            if asked:
+                raise KeyboardInterrupt
 
-    with one_thread(), withdrawn(path):
+    with one_thread(), withdrawn(path), Stop(checkpoints is not None) as stop:
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
             write(path / "run.toml", experiment.to_toml())
+        if checkpoints is not None and resume:
+            restored, broken = checkpoints.load(progress)
+            for sentence in broken:
+                warnings.warn(f"{sentence} The run goes on from the one before.", stacklevel=2)
+            record = Record(**restored)
+            if watch is not None:
+                for row in record.rounds:
+                    watch(Report(row["round"]))  # that it was carried out, without its scores
+        earlier = checkpoints.seconds if checkpoints is not None else 0.0
+        history = _history(checkpoints, progress.round)
         pool = backend(experiment, context, progress.store)
         try:
             loop(experiment, context, pool, progress, report)
@@ -132,33 +168,120 @@ def run(experiment: Run, out: str | Path | None = None, watch: Watch | None = No
                 save_models(path / "models", context, progress, pool, experiment.clients)
         finally:
             pool.close()
-        summary = summarise(experiment, context, record, time.perf_counter() - started)
+        summary = summarise(experiment, context, record, earlier + time.perf_counter() - started)
+        summary["made_with"] = history
         if path is not None:
             write_record(path, record)
             write(path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+            shutil.rmtree(path / CHECKPOINT, ignore_errors=True)
+    if stop.asked:  # in its last round
+        raise KeyboardInterrupt
     return Result(experiment, summary, record.rounds, record.clients, record.notes, context, progress, path)
+
+
+def begun(path: Path) -> bool:
+    """Whether a run was cut off here that can go on."""
+    return not (path / SUMMARY).exists() and any((path / CHECKPOINT).glob("*.json"))
 
 
 def refuse(path: Path) -> None:
     """Nothing is overwritten: a finished run stays, and so does anything else that lies there."""
     if (path / SUMMARY).exists():
         raise UsageError(f"{path} holds a finished run, which is never overwritten; choose another directory.")
+    if begun(path):
+        raise UsageError(
+            f"{path} holds a run that was cut off: 'idiolect run --resume {path}' goes on with it. Otherwise choose "
+            "another directory, or remove it."
+        )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} exists and is not an empty directory; choose another, or remove it.")
 
 
+def ready_to_go_on(path: Path, experiment: Run) -> None:
+    """Only this very run goes on, and only where it was cut off."""
+    if (path / SUMMARY).exists():
+        raise UsageError(f"{path} holds a finished run; there is nothing to go on with.")
+    if not (path / "run.toml").exists():
+        raise UsageError(f"Expected a run that was cut off in {path}, found no run.toml there; check the path.")
+    if Run.from_table(_filled(read(path / "run.toml"), experiment)).identity != experiment.identity:
+        raise UsageError(f"{path} holds another run than the one to go on with; its run.toml says which.")
+
+
+def _filled(table: dict[str, Any], experiment: Run) -> dict[str, Any]:
+    """The file's fields; what it can only name is the experiment's, if that has the same name for it."""
+    own = tomllib.loads(experiment.to_toml())
+    return {
+        k: getattr(experiment, k) if str(v).startswith("<given: ") and own.get(k) == v else v for k, v in table.items()
+    }
+
+
+def _checkpoints(experiment: Run, path: Path) -> Checkpoints:
+    about = {
+        "settings": hashlib.sha256(experiment.identity.encode()).hexdigest(),
+        "split": experiment.federation.split_hash,
+        "data": experiment.dataset.digest,
+    }
+    return Checkpoints(path / CHECKPOINT, about)
+
+
+def _history(checkpoints: Checkpoints | None, round: int) -> list[dict[str, Any]]:
+    """What the run is carried out with: an entry more where that is not what it began with."""
+    here = environment(round)
+    history = checkpoints.history if checkpoints is not None else []
+    if not history or {**history[-1], "from_round": round} != here:
+        history.append(here)
+    return history
+
+
+def checkpoint(checkpoints: Checkpoints, progress: Progress, record: Record) -> None:
+    try:
+        checkpoints.save(progress, vars(record))
+    except OSError as error:
+        there = [file.stem for file in checkpoints.listed()]
+        kept = f"the checkpoint after round {there[0]} is whole" if there else "there is none before it"
+        raise UsageError(
+            f"The checkpoint after round {progress.round} could not be written to {checkpoints.folder}: "
+            f"{error.strerror or error}; {kept}. Mend that, and go on with --resume {checkpoints.folder.parent}."
+        ) from error
+
+
+class Stop:
+    """SIGINT and SIGTERM ask for a stop after the round under way; the second one is not asked but obeyed."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.asked = False
+        self.wanted = wanted and threading.current_thread() is threading.main_thread()  # signals are its own
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        if self.wanted:
+            self.before = {s: signal.signal(s, self.hear) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def hear(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        print("Stopping after this round, with a checkpoint; once more to stop at once.", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
 @contextmanager
 def withdrawn(path: Path | None) -> Iterator[None]:
-    """A run that fails leaves nothing behind; one that is killed leaves files without a summary."""
+    """A run that fails before its first checkpoint leaves nothing behind; one that is killed leaves files without a
+    summary."""
     made = [p for p in (path, *path.parents) if not p.exists()] if path is not None else []
     try:
         yield
     except BaseException:
-        if path is not None:
+        if path is not None and not begun(path):
             withdraw(path)
-        for directory in made:
-            with suppress(OSError):  # something else has come to lie there
-                directory.rmdir()
+            for directory in made:
+                with suppress(OSError):  # something else has come to lie there
+                    directory.rmdir()
         raise
 
 
@@ -241,6 +364,8 @@ def _over_rounds(values: list[float | None], best: Callable[..., float]) -> dict
 def save_models(path: Path, context: Context, progress: Progress, pool: Backend, clients: int) -> None:
     """Shared weights, and each client's personal ones. A client whose weights are the shared ones has no file of its
     own; index.json says which file is whose."""
+    if path.exists():  # of a run that was killed while it wrote them
+        shutil.rmtree(path)
     path.mkdir()
     shared = context.method.published(progress.server).get("model")
     index: dict[str, str] = {}

@@ -194,7 +194,7 @@ def test_debug_shows_where(here):
 
 
 def test_what_fails_at_a_client_is_one_sentence_too(monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise ClientError("fedavg.local, client 3, round 7: no.\n--- in the worker ---\nTraceback ...")
 
     monkeypatch.setattr("idiolect.running.run", fail)
@@ -496,6 +496,9 @@ def test_a_comparison_is_not_mixed_with_other_things(here):
     assert Path("mine/notes.txt").read_text() == "mine"
 
 
+STOPPING = "Stopping after this round, with a checkpoint; once more to stop at once.\n"
+
+
 def interrupted(words):
     """What the command printed that was interrupted once one of its runs was finished."""
     going = subprocess.Popen(
@@ -526,13 +529,20 @@ def test_a_comparison_that_is_interrupted_goes_on(here):
         if said[0] != 0:
             break
         shutil.rmtree("all")  # over before it was heard, on a busy machine: once more, but not for ever
-    assert said == (130, "", "What is finished is kept; the same command with --out all goes on.\n\nInterrupted.\n")
+    assert said == (
+        130,
+        "",
+        f"{STOPPING}What is finished is kept; 'idiolect compare --resume all' goes on.\n\nInterrupted.\n",
+    )
     kept = {path: tree(path) for path in finished()}
     assert 0 < len(kept) < 9
     assert not Path("all/comparison.json").exists()
-    assert {str(p.parent) for p in Path("all").rglob("run.toml")} == kept.keys()  # nothing half done
-    found = process(*words)
+    cut_off = {str(p.parent) for p in Path("all").rglob("run.toml")} - kept.keys()
+    assert all(list(Path(place, "checkpoint").glob("*.json")) for place in cut_off)  # and one at most:
+    assert len(cut_off) <= 1
+    found = process("compare", "--resume", "all")
     assert (found.returncode, found.stderr) == (0, "")
+    assert not list(Path("all").rglob("checkpoint"))
     assert {path: tree(path) for path in kept} == kept
     assert len(finished()) == 9
     assert {p.name for p in Path("all").iterdir()} == {*SAVED, "local", "fedavg", "fedper"}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness import SIZES, experiment, federation, run
-from idiolect import Result, Run, catalogue
+from idiolect import Result, Run, catalogue, running
 from idiolect.client import Client
 from idiolect.data import Federation
 from idiolect.data.federated import split_hash
@@ -140,6 +140,32 @@ def test_stacked_clients_give_the_numbers_of_serial(name, dtype, tolerance):
         assert close(dict(serial.personal(i)), dict(stacked.personal(i)), tolerance)
     assert [r["gradient_passes"] for r in serial.rounds] == [r["gradient_passes"] for r in stacked.rounds]
     assert [r["bytes_up"] for r in serial.rounds] == [r["bytes_up"] for r in stacked.rounds]
+
+
+# going on
+
+
+class CutOffError(Exception):
+    """What ends a run in these tests."""
+
+
+@every_method
+def test_a_run_that_is_cut_off_twice_ends_with_the_bits_of_one_that_is_not(name, tmp_path):
+    whole = run(prepared(name, drop=0.2))
+    for round in (2, 4):
+
+        def cut(report, round=round):
+            if report.round == round:
+                raise CutOffError
+
+        with pytest.raises(CutOffError):
+            running.run(prepared(name, drop=0.2, checkpoint_every=1), tmp_path / "run", cut, resume=round > 2)
+    found = running.run(prepared(name, drop=0.2, checkpoint_every=1), tmp_path / "run", resume=True)
+    assert same(table(whole.progress), table(found.progress))
+    assert all(whole.personal(i).equals(found.personal(i)) for i in range(CLIENTS))
+    assert measured(whole) == measured(found)
+    assert unchanged(snapshot(whole.notes), snapshot(found.notes))
+    assert not (tmp_path / "run" / "checkpoint").exists()
 
 
 # purity

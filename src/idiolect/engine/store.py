@@ -23,6 +23,7 @@ class Store:
         """`kinds`: the templates; `drawn`: which of them each client has."""
         self._open(kinds, drawn)
         self.visits = np.zeros(len(drawn), dtype=np.int64)  # committed participations of each client
+        self.changed: set[int] = set()  # clients written since the last checkpoint
         self.file = file
         self.buffer = shared_bytes(self.record * len(drawn)) if file is None else self._mapped(file)
 
@@ -63,3 +64,4 @@ class Store:
         ordered = {slot: mine[slot] for slot in self.template(client)}
         self.layouts[self.drawn[client]].write(self.buffer, client * self.record, ordered)
         self.visits[client] += 1
+        self.changed.add(client)

@@ -1,0 +1,395 @@
+"""Checkpoints: a run that is killed at any moment, or whose files are damaged, goes on and ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from contract.test_contract import CutOffError, measured, prepared, same, table
+from idiolect import running
+from idiolect.engine import checkpoint
+from idiolect.errors import UsageError
+
+# one with each kind of state: the server's, clients', both, rows, an introduction and other architectures, notes
+KINDS = ["fedavgm", "fedrep", "scaffold", "fedamp", "fedsimsup", "fedlag"]
+OPERATIONS = ("open", "fsync", "replace", "unlink")
+
+
+def made(name="fedrep", **fields):
+    return prepared(name, **{"rounds": 3, "checkpoint_every": 1, "epochs": 1} | fields)
+
+
+def in_child(body) -> int:
+    """The exit status of a child process that does this; minus the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at(count: int):
+    """From now on the process kills itself before its `count`-th operation on a file."""
+    left = [count]
+
+    def instead(original):
+        def operation(*args, **kwargs):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        return operation
+
+    for name in OPERATIONS:
+        setattr(os, name, instead(getattr(os, name)))
+    Path.open = instead(Path.open)
+
+
+def agrees(found, whole) -> bool:
+    assert same(table(whole.progress), table(found.progress))
+    assert measured(whole) == measured(found)
+    return True
+
+
+def continued(experiment, path):
+    """What a user does: go on where there is something to go on with, else begin."""
+    if running.begun(path):
+        return running.run(experiment, path, resume=True)
+    running.withdraw(path) if path.exists() else None
+    shutil.rmtree(path, ignore_errors=True)  # a directory that was made and nothing else
+    return running.run(experiment, path)
+
+
+def test_a_run_killed_at_any_file_operation_goes_on_with_the_same_bits(tmp_path):
+    whole = running.run(made())
+    count, ends = 0, set()
+    while 0 not in ends:
+        count += 1
+        path = tmp_path / str(count)
+
+        def body(path=path, count=count):
+            killed_at(count)
+            running.run(made(), path)
+
+        ends.add(in_child(body))
+        if (path / "summary.json").exists():
+            continue  # after the last word there is nothing to lose
+        assert agrees(continued(made(), path), whole)
+        shutil.rmtree(path)
+    assert ends == {0, -signal.SIGKILL}
+    assert count > 40  # operations on files of three checkpoints and of the results
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_every_kind_of_state_survives_two_kills(name, share, tmp_path):
+    whole, counted = running.run(made(name)), [0]
+
+    def count(original):
+        def operation(*args, **kwargs):
+            counted[0] += 1
+            return original(*args, **kwargs)
+
+        return operation
+
+    with pytest.MonkeyPatch.context() as patch:
+        for operation in OPERATIONS:
+            patch.setattr(os, operation, count(getattr(os, operation)))
+        patch.setattr(Path, "open", count(Path.open))
+        running.run(made(name), tmp_path / "counted")
+    path = tmp_path / "run"
+    for _ in range(2):
+
+        def body():
+            killed_at(int(counted[0] * share))
+            continued(made(name), path)
+
+        assert in_child(body) in (0, -signal.SIGKILL)
+    if not (path / "summary.json").exists():
+        assert agrees(continued(made(name), path), whole)
+    else:
+        assert json.loads((path / "summary.json").read_text())["accuracy"] == whole.summary["accuracy"]
+
+
+@pytest.fixture(scope="module")
+def cut_off(tmp_path_factory):
+    """A run with two checkpoints, and what it would have come to."""
+    path = tmp_path_factory.mktemp("cut") / "run"
+    experiment = made("fedsimsup", rounds=4)
+
+    def cut(report):
+        if report.round == 4:
+            raise CutOffError
+
+    with pytest.raises(CutOffError):
+        running.run(experiment, path, cut)
+    return path, experiment, running.run(experiment)
+
+
+def flipped(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def truncated(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def emptied(file):
+    file.write_bytes(b"")
+
+
+DAMAGES = [flipped, truncated, emptied, Path.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda f: f.__name__)
+def test_a_damaged_file_is_named_and_the_checkpoint_before_serves(cut_off, damage, tmp_path):
+    path, experiment, whole = cut_off
+    newest = sorted(p.name for p in (path / "checkpoint").iterdir() if p.name.startswith("3"))
+    assert len(newest) >= 4
+    for number, name in enumerate(newest):
+        place = tmp_path / str(number)
+        shutil.copytree(path, place)
+        damage(place / "checkpoint" / name)
+        if damage is Path.unlink and name == "3.json":
+            continue  # then there is no such checkpoint
+        with pytest.warns(UserWarning, match=f"after round 3 is broken .*{name.split('-')[0]}.* goes on from the one"):
+            found = running.run(experiment, place, resume=True)
+        assert agrees(found, whole)
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_done_and_nothing_removed(cut_off, tmp_path):
+    path, experiment, _ = cut_off
+    shutil.copytree(path, tmp_path / "run")
+    for file in (tmp_path / "run" / "checkpoint").glob("*-server-0.safetensors"):
+        flipped(file)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(UsageError, match=r"after round 3 is broken .* after round 2 is broken .* None is whole"):
+        running.run(experiment, tmp_path / "run", resume=True)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_list_that_names_files_elsewhere_is_broken(cut_off, tmp_path):
+    path, experiment, whole = cut_off
+    shutil.copytree(path, tmp_path / "run")
+    file = tmp_path / "run" / "checkpoint" / "3.json"
+    listed = json.loads(file.read_text())
+    listed.pop("sha256")
+    listed["files"]["../run.toml"] = next(iter(listed["files"].values()))
+    file.write_text(json.dumps({**listed, "sha256": checkpoint._signed(listed)}))
+    with pytest.warns(UserWarning, match=r"names '../run.toml'"):
+        assert agrees(running.run(experiment, tmp_path / "run", resume=True), whole)
+
+
+def test_another_run_does_not_go_on_from_it(cut_off, tmp_path):
+    path, _, _ = cut_off
+    for other in (made("fedsimsup", rounds=4, lr=0.2), made("fedsimsup", rounds=4, federation=None, seed=4), made()):
+        shutil.copytree(path, tmp_path / "run")
+        with pytest.raises(UsageError, match="holds another run than the one to go on with"):
+            running.run(other, tmp_path / "run", resume=True)
+        shutil.rmtree(tmp_path / "run")
+
+
+def test_workers_may_go_on_with_what_one_process_began(cut_off, tmp_path):
+    path, _, whole = cut_off
+    shutil.copytree(path, tmp_path / "run")
+    found = running.run(made("fedsimsup", rounds=4, backend="workers", workers=2), tmp_path / "run", resume=True)
+    assert agrees(found, whole)
+    assert found.summary["made_with"][0]["torch"] == torch.__version__
+    assert len(found.summary["made_with"]) == 1  # the same everywhere
+
+
+def test_what_it_was_made_with_is_written_down_where_that_changed(cut_off, tmp_path, monkeypatch):
+    path, experiment, _ = cut_off
+    shutil.copytree(path, tmp_path / "run")
+    monkeypatch.setattr(platform, "python_version", lambda: "99.0")
+    found = running.run(experiment, tmp_path / "run", resume=True)
+    assert [(e["from_round"], e["python"] == "99.0") for e in found.summary["made_with"]] == [(0, False), (3, True)]
+
+
+# what is written
+
+
+def test_only_private_states_that_changed_are_written_again(tmp_path):
+    """Eight clients, two a round: each checkpoint adds their two states, not eight."""
+    lists = [[0, 1], [2, 3], [4, 5], [6, 7], [0, 1], [2, 3]]
+    experiment = made("fedrep", ratio=lists, rounds=6)
+    seen = []
+
+    def look(report):
+        files = {
+            p.name: json.loads(p.read_text())["files"] for p in (tmp_path / "run" / "checkpoint").glob("[0-9]*.json")
+        }
+        seen.append(files)
+
+    running.run(experiment, tmp_path / "run", look)
+    for r in (1, 2, 3, 4, 5):
+        private = {k: v["entries"] for k, v in seen[r][f"{r - 1}.json"].items() if "private" in k} if r > 1 else {}
+        assert private == {f"{k}-private-0.safetensors": 2 for k in range(1, r)}
+
+
+def test_what_is_overwritten_does_not_pile_up(tmp_path):
+    sizes = []
+
+    def look(report):
+        folder = tmp_path / "run" / "checkpoint"
+        sizes.append(sum(p.stat().st_size for p in folder.glob("*-private-*")) if folder.exists() else 0)
+
+    running.run(made("fedrep", ratio=1.0, rounds=12, evaluate_every=12), tmp_path / "run", look)
+    assert max(sizes) <= 4 * sizes[2]  # two checkpoints, each at most twice what there is
+
+
+def test_files_are_of_a_bounded_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "MOST", 3)
+    whole = running.run(made("fedamp"))
+
+    def cut(report):
+        if report.round == 3:
+            raise CutOffError
+
+    with pytest.raises(CutOffError):
+        running.run(made("fedamp"), tmp_path / "run", cut)
+    assert len(list((tmp_path / "run" / "checkpoint").glob("2-rows-*"))) > 2
+    assert agrees(running.run(made("fedamp"), tmp_path / "run", resume=True), whole)
+
+
+def test_none_is_written_where_none_is_wanted(tmp_path):
+    seen = []
+    running.run(made(checkpoint_every=0), tmp_path / "run", lambda _: seen.extend((tmp_path / "run").glob("check*")))
+    assert not seen
+
+
+# a disk that refuses
+
+
+def refused(body) -> None:
+    """In the child: exits with 0 if the sentence is there."""
+    try:
+        body()
+    except UsageError as error:
+        os._exit(
+            0 if "could not be written" in str(error) and "Mend that, and go on with --resume" in str(error) else 3
+        )
+    os._exit(4)
+
+
+def test_a_full_disk_costs_nothing_that_was_written(tmp_path):
+    """A limit of the process, for files: what is larger than the first checkpoint's largest does not fit."""
+    whole, path = running.run(made(rounds=4)), tmp_path / "run"
+
+    def fills(report):
+        if report.round == 3:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    assert in_child(lambda: refused(lambda: running.run(made(rounds=4), path, fills))) == 0
+    assert [p.stem for p in checkpoint.Checkpoints(path / "checkpoint", {}).listed()] == ["2", "1"]
+    assert agrees(running.run(made(rounds=4), path, resume=True), whole)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="as another user than root a directory is simply made read-only below")
+def test_a_directory_that_may_not_be_written_to_costs_nothing_as_root(tmp_path):
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o755)
+    _read_only(tmp_path, lambda: os.seteuid(65534))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_may_not_be_written_to_costs_nothing(tmp_path):
+    _read_only(tmp_path, lambda: None)
+
+
+def _read_only(tmp_path, become):
+    whole, path = running.run(made(rounds=4)), tmp_path / "run"
+
+    def locks(report):
+        if report.round == 3:
+            (path / "checkpoint").chmod(0o555)
+
+    def body():
+        become()
+        running.run(made(rounds=4), path, locks)
+
+    assert in_child(lambda: refused(body)) == 0
+    (path / "checkpoint").chmod(0o755)
+    assert agrees(running.run(made(rounds=4), path, resume=True), whole)
+
+
+# being asked to stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_takes_effect_after_the_round_with_a_checkpoint(tmp_path, number, capfd):
+    whole, heard = running.run(made(rounds=5, checkpoint_every=100)), []
+
+    def asks(report):
+        heard.append(report.round)
+        if report.round == 2:
+            signal.raise_signal(number)
+
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    experiment = made(rounds=5, checkpoint_every=100)
+    with pytest.raises(KeyboardInterrupt):
+        running.run(experiment, tmp_path / "run", asks)
+    assert heard == [0, 1, 2]
+    assert "Stopping after this round" in capfd.readouterr().err
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert agrees(running.run(experiment, tmp_path / "run", resume=True), whole)
+
+
+def test_the_second_signal_stops_at_once(tmp_path):
+    def asks(report):
+        if report.round == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        running.run(made(rounds=5), tmp_path / "run", asks)
+    assert [p.stem for p in checkpoint.Checkpoints(tmp_path / "run" / "checkpoint", {}).listed()] == ["1"]
+
+
+def test_a_run_in_its_last_round_finishes_and_then_stops(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        running.run(made(), tmp_path / "run", lambda r: signal.raise_signal(signal.SIGINT) if r.round == 3 else None)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+# what is refused
+
+
+def test_there_must_be_something_to_go_on_with(tmp_path):
+    with pytest.raises(UsageError, match=r"found no run\.toml there"):
+        running.run(made(), tmp_path, resume=True)
+    running.run(made(), tmp_path / "run")
+    with pytest.raises(UsageError, match="holds a finished run; there is nothing to go on with"):
+        running.run(made(), tmp_path / "run", resume=True)
+
+
+def test_a_run_that_was_cut_off_is_not_overwritten(cut_off):
+    path, experiment, _ = cut_off
+    with pytest.raises(UsageError, match="holds a run that was cut off: 'idiolect run --resume"):
+        running.run(experiment, path)
+
+
+def test_no_warning_where_nothing_is_broken(cut_off, tmp_path):
+    path, experiment, whole = cut_off
+    shutil.copytree(path, tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert agrees(running.run(experiment, tmp_path / "run", resume=True), whole)
