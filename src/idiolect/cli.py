@@ -156,9 +156,14 @@ def run(
     experiment = Run.from_table({**fields, "method": _method(method, fields.pop("method", None), _settings(settings))})
     assert not isinstance(experiment.method, str)
     path = Path(resume or out or _free(f"{experiment.method.name}-{Path(str(experiment.data)).name}"))
-    with progress(experiment, 1) as advance:
-        told = lambda report: advance(experiment.method.name, report)  # type: ignore[union-attr]
-        result = running.run(experiment, path, told, resume=resume is not None)
+    try:
+        with progress(experiment, 1) as advance:
+            told = lambda report: advance(experiment.method.name, report)  # type: ignore[union-attr]
+            result = running.run(experiment, path, told, resume=resume is not None)
+    except KeyboardInterrupt:
+        if running.begun(path):
+            click.echo(f"What is finished is kept; 'idiolect run --resume {path}' goes on.", err=True)
+        raise
     click.echo(tables.run(result.summary))
     click.echo(path)
 

@@ -1,5 +1,6 @@
 """The command line: what it prints and writes, what it refuses, and that an interruption costs nothing finished."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -16,6 +17,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -559,6 +561,82 @@ def wait_for(condition, going):
         assert going.poll() is None, going.communicate()
         time.sleep(0.01)
     raise AssertionError("It took more than a minute.")
+
+
+def children(pid):
+    """The living processes that this one started, and theirs."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            found.append((int(fields[1]), int(stat.parent.name)))
+    own = [child for parent, child in found if parent == pid]
+    return own + [grandchild for child in own for grandchild in children(child)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("waits", [1, 7, 12])
+def test_a_run_killed_with_its_workers_at_work_goes_on_with_the_same_bits(here, waits):
+    """SIGKILL once a checkpoint after so many rounds is there; workers notice and leave, and nothing stays in memory."""
+    words = [*SMALL, "--workers", "2", "--rounds", "25", "--checkpoint-every", "1"]
+    good("run", "fedrep", *words, "--out", "whole")
+    going = subprocess.Popen(**command("run", "fedrep", *words, "--out", "one"), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any(int(p.stem) >= waits for p in Path("one/checkpoint").glob("[0-9]*.json")), going)
+    started = children(going.pid)
+    going.kill()
+    going.communicate(timeout=60)
+    assert len(started) >= 2
+    for _ in range(1000):
+        if not any(Path(f"/proc/{pid}").exists() for pid in started):
+            break
+        time.sleep(0.01)
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+    assert not Path("one/summary.json").exists()
+    good("run", "--resume", "one", "--workers", "1")
+    assert summary("one")["accuracy"] == summary("whole")["accuracy"]
+    assert {p.name: p.read_bytes() for p in Path("one/models").iterdir()} == {
+        p.name: p.read_bytes() for p in Path("whole/models").iterdir()
+    }
+    assert {p.name for p in Path("one").iterdir()} == RUN_FILES
+    for table in ("rounds", "clients"):
+        one, whole = (pq.read_table(f"{at}/{table}.parquet") for at in ("one", "whole"))
+        same = [name for name in whole.column_names if "seconds" not in name]
+        assert one.select(same).equals(whole.select(same))
+
+
+def test_an_interrupted_run_says_how_it_goes_on(here):
+    words = ["run", "fedavg", *SMALL, "--workers", "1", "--rounds", "500", "--checkpoint-every", "500", "--out", "one"]
+    going = subprocess.Popen(**command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: Path("one/run.toml").exists() and children(going.pid), going)
+    going.send_signal(signal.SIGTERM)
+    out, err = going.communicate(timeout=60)
+    assert (going.returncode, out) == (130, "")
+    assert err == f"{STOPPING}What is finished is kept; 'idiolect run --resume one' goes on.\n\nInterrupted.\n"
+    assert good("run", "--resume", "one").endswith("one\n")
+    assert summary("one")["rounds"] == 500
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "fedavg", "--resume", "one"], "leave out METHOD."),
+        (["run", "--resume", "one", "--lr", "0.2", "--set", "mu=1"], "leave out --set, --lr."),
+        (["run", "--resume", "nowhere"], "Cannot read the run file nowhere/run.toml"),
+        (["compare", "--resume", "nowhere"], "Expected a comparison in nowhere, found no plan.json there"),
+        (["compare", "--resume", "all", "--methods", "local"], "leave out --methods."),
+    ],
+)
+def test_what_goes_on_takes_nothing_else(here, words, sentence):
+    said = say(*words)
+    refused(said.exit_code, said.stdout, said.stderr, sentence)
+
+
+def test_a_finished_comparison_has_nothing_to_go_on_with(here):
+    good("compare", *SERIAL, "--methods", "local", "--out", "all")
+    said = say("compare", "--resume", "all")
+    refused(
+        said.exit_code, said.stdout, said.stderr, "all holds a finished comparison; there is nothing to go on with."
+    )
 
 
 def test_an_interrupted_run_leaves_nothing(here, monkeypatch):
