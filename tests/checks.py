@@ -465,7 +465,7 @@ def _joined(fed: Federation, others: Federation, keep: int) -> Federation:
         )
         for i in range(fed.clients)
     ]
-    return Federation(data, *zip(*parts, strict=True), split_hash(parts), "joined")
+    return Federation(data, *zip(*parts, strict=True), split_hash(*zip(*parts, strict=True)), "joined")
 
 
 # quadratics

@@ -12,6 +12,7 @@ import torch
 from idiolect import Result, Run, run
 from idiolect.data import Dataset, Federation
 from idiolect.data.federated import split_hash
+from idiolect.data.ragged import Ragged
 from idiolect.engine import orders
 from idiolect.nets import build
 from idiolect.tree import Tree
@@ -41,9 +42,8 @@ def federation(sizes: tuple[int, ...] = SIZES, images: bool = False, seed: int =
     data = Dataset(
         "small", torch.tensor(np.concatenate(x), dtype=torch.float32), torch.tensor(np.concatenate(y)), CLASSES, "mlp"
     )
-    parts = [(a, np.array([], dtype=np.int64), b) for a, b in zip(train, test, strict=True)]
-    own, validation, tests = zip(*parts, strict=True)
-    return Federation(data, own, validation, tests, split_hash(parts), "small")
+    parts = [Ragged.of(part) for part in (train, [[]] * len(train), test)]
+    return Federation(data, *parts, split_hash(*parts), "small")
 
 
 def opposed() -> Federation:

@@ -195,11 +195,9 @@ def _federation() -> Federation:
     x = torch.randn(CLIENTS * SAMPLES, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([8 if k % 10 == 9 else 2 * i + k % 2 for i in range(CLIENTS) for k in range(SAMPLES)])
     rows = np.arange(len(y)).reshape(CLIENTS, SAMPLES)
-    parts = [(own[:TRAINED], own[:0], own[TRAINED:]) for own in rows]
-    train, validation, test = zip(*parts, strict=True)
+    train, validation, test = map(Ragged.of, (rows[:, :TRAINED], rows[:, :0], rows[:, TRAINED:]))
     data = Dataset("tiny", x, y, classes=10, network="convnet3")
-    own, kept, held = map(Ragged.of, (train, validation, test))
-    return Federation(data, own, kept, held, split_hash(parts), "tiny")
+    return Federation(data, train, validation, test, split_hash(train, validation, test), "tiny")
 
 
 # what is seen

@@ -363,7 +363,7 @@ def test_bytes_are_those_of_what_is_sent(name):
 
 def permuted(fed: Federation, order: list[int]) -> Federation:
     parts = [(fed.train[i], fed.validation[i], fed.test[i]) for i in order]
-    return Federation(fed.dataset, *zip(*parts, strict=True), split_hash(parts), "permuted")
+    return Federation(fed.dataset, *zip(*parts, strict=True), split_hash(*zip(*parts, strict=True)), "permuted")
 
 
 def parted_in_order(me: Client, share: float) -> tuple[Client, Client]:
@@ -409,7 +409,7 @@ def without(fed: Federation, absent: int) -> Federation:
         for i in range(fed.clients)
     ]
     parts = [p for p in parts if len(p[0])]
-    return Federation(fed.dataset, *zip(*parts, strict=True), split_hash([tuple(p) for p in parts]), "without a class")
+    return Federation(fed.dataset, *zip(*parts, strict=True), split_hash(*zip(*parts, strict=True)), "without a class")
 
 
 ODD = {

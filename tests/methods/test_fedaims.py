@@ -413,7 +413,7 @@ def one_round(method, network, shape, classes, **fields):
     n = 4
     data = Dataset("pictures", torch.randn(2 * n, *shape), torch.arange(2 * n) % classes, classes, network)
     parts = [(np.arange(k, k + n), np.arange(0), np.arange(k, k + n)) for k in (0, n)]
-    fed = Federation(data, *zip(*parts, strict=True), split_hash(parts), "pictures")
+    fed = Federation(data, *zip(*parts, strict=True), split_hash(*zip(*parts, strict=True)), "pictures")
     base = {"network": network, "dtype": "float32", "rounds": 1, "epochs": 1, "ratio": ((0,),), "evaluate_every": 9}
     return run(experiment(method, federation=fed, **{**base, **fields}))
 

@@ -81,7 +81,7 @@ def test_with_its_own_model_alone_a_client_is_local_on_what_it_trains_on(monkeyp
     fed = federation((20, 10, 5, 15, 10, 10, 5, 10), images)
     train = [rows[: round(0.8 * len(rows))] for rows in fed.train]
     parts = list(zip(train, fed.validation, fed.test, strict=True))
-    cut = dataclasses.replace(fed, train=train, split_hash=split_hash(parts))
+    cut = dataclasses.replace(fed, train=train, split_hash=split_hash(*zip(*parts, strict=True)))
     fields = {"images": images, "rounds": 6}
     local = run(experiment(Local(), federation=cut, **fields))
     found, more = (run(experiment(FedFomo(models=m, fallback=fallback), federation=fed, **fields)) for m in (1, 5))
@@ -98,7 +98,7 @@ def test_without_others_what_others_have_is_not_known():
     )
     train = [fed.train[i] + at if i == 1 else others.train[i] for i in EVERYONE]
     parts = list(zip(train, others.validation, others.test, strict=True))
-    mixed = dataclasses.replace(others, dataset=both, train=train, split_hash=split_hash(parts))
+    mixed = dataclasses.replace(others, dataset=both, train=train, split_hash=split_hash(*zip(*parts, strict=True)))
     for models, same in ((1, True), (8, False)):
         one, two = (run(experiment(FedFomo(models=models), federation=f, ratio=1.0)) for f in (fed, mixed))
         assert one.personal(1).equals(two.personal(1)) == same

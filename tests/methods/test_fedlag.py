@@ -171,7 +171,9 @@ def test_iid_data_have_no_personal_layer_at_threshold_minus_one():
     rows = torch.randperm(64, generator=torch.Generator().manual_seed(0)).reshape(4, 16).numpy()
     parts = [(r[:12], r[:0], r[12:]) for r in rows]
     train, validation, test = zip(*parts, strict=True)
-    iid = dataclasses.replace(fed, train=train, validation=validation, test=test, split_hash=split_hash(parts))
+    iid = dataclasses.replace(
+        fed, train=train, validation=validation, test=test, split_hash=split_hash(*zip(*parts, strict=True))
+    )
     found, plain = (run(deep(m, federation=iid, ratio=1.0)) for m in (lag(threshold=-1.0, weights="samples"), FedAvg()))
     assert not history(found, "personal").any()
     assert found.server["model"].equals(plain.server["model"])

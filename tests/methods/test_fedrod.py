@@ -88,7 +88,7 @@ def even(clients: int = 4, each: int = 3) -> Federation:
     data = Dataset("even", torch.tensor(x, dtype=torch.float32), torch.tensor(labels), CLASSES, "mlp")
     size, none = CLASSES * each, np.array([], dtype=np.int64)
     parts = [(np.arange(i * size, (i + 1) * size), none, np.arange(i * size, i * size + 2)) for i in range(clients)]
-    return Federation(data, *zip(*parts, strict=True), split_hash(parts), "even")
+    return Federation(data, *zip(*parts, strict=True), split_hash(*zip(*parts, strict=True)), "even")
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 3.0])

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from idiolect.data.apportion import Counts
 from idiolect.data.dataset import Dataset
-from idiolect.data.holdout import Index, Parts, carve, deal_official
+from idiolect.data.holdout import carve, deal_official
 from idiolect.data.partition import Split, parse
 from idiolect.data.partition.split import Rows
-from idiolect.data.ragged import Ragged
-from idiolect.data.streams import stream
+from idiolect.data.ragged import Index, Ragged
 from idiolect.errors import UsageError
 
 TestFrom = Literal["merged", "official"]
@@ -37,8 +38,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         for part in ("train", "validation", "test"):
-            if not isinstance(rows := getattr(self, part), Ragged):
-                object.__setattr__(self, part, Ragged.of(rows))
+            object.__setattr__(self, part, Ragged.of(getattr(self, part)))
 
     @property
     def clients(self) -> int:
@@ -47,28 +47,38 @@ class Federation:
     def __repr__(self) -> str:
         return f"Federation({self.recipe!r}, split_hash={self.split_hash[:12]!r})"
 
-    def table(self) -> list[dict[str, Any]]:
+    def histogram(self, clients: slice = slice(None)) -> Counts:
+        """Rows of each class in all parts of each client: [clients, classes]; one class where there are no labels."""
+        start, stop, _ = clients.indices(self.clients)
+        classes, found = self._strata, np.zeros((stop - start) * self._strata, np.int64)
+        for part in (self.train, self.validation, self.test):
+            owner = np.repeat(np.arange(stop - start), part.sizes[start:stop])
+            labels = self.dataset.strata[part.rows[part.bounds[start] : part.bounds[stop]]]
+            found += np.bincount(owner * classes + labels, minlength=len(found))
+        return found.reshape(-1, classes)
+
+    def table(self, clients: slice = slice(None)) -> list[dict[str, Any]]:
         """One line per client: rows per part, rows per class in all parts, the entropy of these in bits."""
-        lines = []
-        for client, parts in enumerate(zip(self.train, self.validation, self.test, strict=True)):
-            labels = np.bincount(self.dataset.strata[np.concatenate(parts)], minlength=self._strata)
-            share = labels[labels > 0] / labels.sum()
-            train, validation, test = map(len, parts)
-            lines.append(
-                {
-                    "client": client,
-                    "train": train,
-                    "validation": validation,
-                    "test": test,
-                    "labels": labels.tolist(),
-                    "entropy": abs(float(share @ np.log2(share))),
-                }
-            )
-        return lines
+        labels = self.histogram(clients)
+        columns = {
+            "client": np.arange(self.clients)[clients],
+            **{part: getattr(self, part).sizes[clients] for part in ("train", "validation", "test")},
+            "labels": labels,
+            "entropy": entropies(labels),
+        }
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
     @property
     def _strata(self) -> int:
         return self.dataset.classes if self.dataset.loss == "cross_entropy" else 1
+
+
+def entropies(labels: Counts) -> NDArray[np.float64]:
+    """The entropy of each row of counts, in bits."""
+    share = labels / np.maximum(labels.sum(1, keepdims=True), 1)
+    found: NDArray[np.float64] = -(share * np.log2(share, where=share > 0, out=np.zeros_like(share))).sum(1)
+    return np.abs(found)
 
 
 def federate(
@@ -94,27 +104,26 @@ def federate(
     split = parse(split) if isinstance(split, str) else split
     _check_shares(test, validation, test_from)
     pool = _pool(dataset, test_from)
-    owned = [pool[rows] for rows in split(_keys(dataset, split)[pool], clients, seed)]
-    _check_disjoint(split, owned, clients)
-    share = test if test_from == "merged" else 0.0
-    parts = [
-        carve(dataset.strata, rows, share, validation, stream(seed, f"holdout of client {client}"))
-        for client, rows in enumerate(owned)
-    ]
+    owned = _checked(split, split(_keys(dataset, split)[pool], clients, seed), clients, len(pool))
+    owned = Ragged(pool[owned.rows], owned.bounds)
+    parts = carve(dataset.strata, owned, test if test_from == "merged" else 0.0, validation, seed)
     if test_from == "official":
-        parts = [part._replace(test=rows) for part, rows in zip(parts, _official(dataset, owned, seed), strict=True)]
-    return _federation(dataset, parts, _recipe(dataset, split, clients, seed, test, validation, test_from))
+        parts = parts._replace(test=_official(dataset, owned, seed))
+    recipe = _recipe(dataset, split, clients, seed, test, validation, test_from)
+    return Federation(dataset, *parts, split_hash(*parts), recipe)
 
 
-def split_hash(parts: Iterable[tuple[Index, Index, Index]]) -> str:
-    """SHA-256 over the number of clients and, client by client, length and bytes of its three arrays."""
-    parts = list(parts)
-    digest = hashlib.sha256(len(parts).to_bytes(8, "little"))
-    for client in parts:
-        for rows in client:
-            digest.update(len(rows).to_bytes(8, "little"))
-            digest.update(rows.astype("<i8").tobytes())
-    return digest.hexdigest()
+def split_hash(train: Iterable[Index], validation: Iterable[Index], test: Iterable[Index]) -> str:
+    """SHA-256 over the number of clients and, client by client, length and numbers of its three arrays, all of them as
+    little-endian integers of eight bytes."""
+    parts = [Ragged.of(part) for part in (train, validation, test)]
+    sizes = np.stack([part.sizes for part in parts], 1)  # [clients, 3]
+    starts = 1 + np.concatenate([[0], np.cumsum(1 + sizes.ravel())])
+    words = np.empty(starts[-1], "<i8")
+    words[0], words[starts[:-1]] = len(sizes), sizes.ravel()
+    for part, start in zip(parts, starts[:-1].reshape(-1, 3).T, strict=True):
+        words[np.repeat(start + 1 - part.bounds[:-1], part.sizes) + np.arange(len(part.rows))] = part.rows
+    return hashlib.sha256(words.data).hexdigest()
 
 
 def _check_shares(test: float, validation: float, test_from: str) -> None:
@@ -156,14 +165,19 @@ def _keys(dataset: Dataset, split: Split) -> np.ndarray:
     return dataset.strata
 
 
-def _check_disjoint(split: Split, owned: Rows, clients: int) -> None:
-    rows = np.concatenate(owned)
-    if len(owned) != clients or min(map(len, owned)) == 0 or len(np.unique(rows)) != len(rows):
+def _checked(split: Split, given: Iterable[Index], clients: int, rows: int) -> Ragged:
+    """What a split returned, ascending for each client."""
+    owned = Ragged.of(given)
+    inside = owned.rows[(owned.rows >= 0) & (owned.rows < rows)]
+    different = np.count_nonzero(np.bincount(inside, minlength=rows))
+    smallest = int(owned.sizes.min(initial=rows))
+    if len(owned) != clients or smallest == 0 or different != len(owned.rows):
         raise UsageError(
-            f"Expected split '{split}' to give {clients} clients at least one row each and none twice, found "
-            f"{len(owned)} clients with {len(rows)} rows, {len(np.unique(rows))} of them different, the "
-            f"smallest with {min(map(len, owned))}."
+            f"Expected split '{split}' to give {clients} clients at least one row each, numbered below {rows}, and "
+            f"none twice, found {len(owned)} clients with {len(owned.rows)} rows, {different} of them different, the "
+            f"smallest with {smallest}."
         )
+    return owned.ascending()
 
 
 def _official(dataset: Dataset, owned: Rows, seed: int) -> Rows:
@@ -173,8 +187,12 @@ def _official(dataset: Dataset, owned: Rows, seed: int) -> Rows:
             f"Expected an official test row for each of {len(owned)} clients, found {len(official)} in "
             f"'{dataset.name}'; ask for {len(official)} clients or fewer, or use test_from='merged'."
         )
-    left_out = np.setdiff1d(_pool(dataset, "official"), np.concatenate(owned))  # its share goes to nobody
-    return deal_official(dataset.strata, [*owned, left_out], official, seed)[: len(owned)]
+    left_out = np.setdiff1d(_pool(dataset, "official"), owned.rows)  # its share goes to nobody
+    everything = Ragged(
+        np.concatenate([owned.rows, left_out]), np.append(owned.bounds, len(owned.rows) + len(left_out))
+    )
+    dealt = deal_official(dataset.strata, everything, official, seed)
+    return Ragged(dealt.rows[: dealt.bounds[-2]], dealt.bounds[:-1])
 
 
 def _recipe(
@@ -189,8 +207,3 @@ def _recipe(
     held_out = f"test {test:g} of each client's rows" if test_from == "merged" else "official test rows dealt"
     validated = f", validation {validation:g}" if validation else ""
     return f"{dataset.name}, {split}, {clients} clients, seed {seed}, {held_out}{validated}"
-
-
-def _federation(dataset: Dataset, parts: list[Parts], recipe: str) -> Federation:
-    train, validation, test = map(Ragged.of, zip(*parts, strict=True))
-    return Federation(dataset, train, validation, test, split_hash(parts), recipe)

@@ -22,6 +22,8 @@ class Ragged(Sequence[Index]):
     @staticmethod
     def of(parts: Iterable[NDArray[Any]]) -> Ragged:
         """The arrays given, one client's after another's."""
+        if isinstance(parts, Ragged):
+            return parts
         parts = [np.asarray(part, np.int64) for part in parts]
         bounds = np.concatenate([[0], np.cumsum([len(part) for part in parts], dtype=np.int64)])
         return Ragged(np.concatenate([np.empty(0, np.int64), *parts]), bounds)
@@ -34,6 +36,18 @@ class Ragged(Sequence[Index]):
         bounds = np.searchsorted(owner[order], np.arange(clients + 1)).astype(np.int64, copy=False)
         kept = order[bounds[0] : bounds[-1]]
         return Ragged(kept if rows is None else rows[kept], bounds - bounds[0])
+
+    def ascending(self) -> Ragged:
+        """The same rows, in order for each client."""
+        starts = np.zeros(len(self.rows), bool)
+        starts[self.bounds[:-1][self.sizes > 0]] = True
+        if ((np.diff(self.rows) > 0) | starts[1:]).all():
+            return self
+        return Ragged(self.rows[np.lexsort((self.rows, self.owner))], self.bounds)
+
+    def where(self, kept: NDArray[np.bool_]) -> Ragged:
+        """Those entries of `rows` for which `kept` holds."""
+        return Ragged(self.rows[kept], np.concatenate([[0], np.cumsum(kept)])[self.bounds])
 
     @property
     def sizes(self) -> Index:

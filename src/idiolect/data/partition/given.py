@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heapreplace
 from typing import ClassVar, Literal
 
 import numpy as np
 
+from idiolect.data.apportion import Counts
 from idiolect.data.partition.split import Labels, Rows, Split, check_clients, rows_by_class
+from idiolect.data.ragged import Ragged
 from idiolect.errors import UsageError
 
 SURPLUS = ("refuse", "largest", "merge")
@@ -38,17 +41,22 @@ class Given(Split):
                 f"given: expected as many clients as the data has groups, found {len(groups)} groups for "
                 f"{clients} clients; ask for {len(groups)} clients{fewer}."
             )
-        by_size = sorted(range(len(groups)), key=lambda group: -len(groups[group]))
+        by_size = np.argsort(-groups.sizes, kind="stable")
+        client = np.full(len(groups), -1)  # of each group
         if self.surplus == "merge":
-            return _merge([groups[group] for group in by_size], clients)
-        return [groups[group] for group in sorted(by_size[:clients])]
+            client[by_size] = _smallest_so_far(groups.sizes[by_size], clients)
+        else:
+            client[np.sort(by_size[:clients])] = np.arange(clients)
+        owner = np.empty(len(labels), np.int64)
+        owner[groups.rows] = np.repeat(client, groups.sizes)
+        return Ragged.by_owner(owner, clients)
 
 
-def _merge(groups: Rows, clients: int) -> Rows:
-    hands: list[Rows] = [[] for _ in range(clients)]
-    sizes = np.zeros(clients, np.int64)
-    for rows in groups:
-        smallest = int(sizes.argmin())
-        hands[smallest].append(rows)
-        sizes[smallest] += len(rows)
-    return [np.sort(np.concatenate(hand)) for hand in hands]
+def _smallest_so_far(sizes: Counts, clients: int) -> list[int]:
+    """Who gets each group in turn: the first of the clients that have least."""
+    heap, chosen = [(0, client) for client in range(clients)], []
+    for more in sizes.tolist():
+        size, client = heap[0]
+        heapreplace(heap, (size + more, client))
+        chosen.append(client)
+    return chosen

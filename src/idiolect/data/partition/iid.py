@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from idiolect.data.partition.split import Labels, Rows, Split, check_clients
+from idiolect.data.partition.split import Labels, Rows, Split, check_clients, deal
+from idiolect.data.ragged import Ragged
 from idiolect.data.streams import stream
 
 
@@ -19,5 +20,5 @@ class IID(Split):
 
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
         check_clients(len(labels), clients)
-        shuffled = stream(seed, "iid rows").permutation(len(labels)).astype(np.int64)
-        return [np.sort(part) for part in np.array_split(shuffled, clients)]
+        sizes = len(labels) // clients + (np.arange(clients) < len(labels) % clients)
+        return deal(Ragged.of([np.arange(len(labels))]), sizes[:, None], stream(seed, "iid rows"))

@@ -63,7 +63,7 @@ class Pathological(Split):
 
     def _nearest(self, rows: Rows, clients: int) -> str:
         """What can be had whatever the lots decide: every class has a holder, and the smallest a row for each."""
-        known, places = len(rows), len(rows) * min(map(len, rows))  # that the holders have at most
+        known, places = len(rows), len(rows) * int(rows.sizes.min())  # that the holders have at most
 
         def near(wanted: int, other: int, most: int) -> int | None:
             low, high = -(-known // other), min(most, places // other)
@@ -82,8 +82,9 @@ class Pathological(Split):
         Each client in turn takes the classes with the fewest holders so far, lots deciding ties. So the
         numbers of holders never differ by more than one, and a client's classes are always distinct.
         """
-        held = np.zeros((clients, classes), np.int64)
+        held, taken = np.zeros((clients, classes), np.int64), np.zeros(classes, np.int64)
         for client in random.permutation(clients):
-            taken = held.sum(0)
-            held[client, np.lexsort((random.permutation(classes), taken))[: self.classes]] = 1
+            chosen = np.lexsort((random.permutation(classes), taken))[: self.classes]
+            held[client, chosen] = 1
+            taken[chosen] += 1
         return held

@@ -9,6 +9,7 @@ import numpy as np
 
 from idiolect.data.apportion import apportion, reach_minimum
 from idiolect.data.partition.split import Drawn, Labels, Rows, deal
+from idiolect.data.ragged import Ragged
 from idiolect.data.streams import stream
 
 
@@ -23,4 +24,4 @@ class Quantity(Drawn):
         self.check(len(labels), clients)
         share = stream(seed, "quantity proportions").dirichlet(np.full(clients, float(self.alpha)))
         sizes = reach_minimum(apportion(share, len(labels))[:, None], self.minimum)
-        return deal([np.arange(len(labels))], sizes, stream(seed, "quantity rows"))
+        return deal(Ragged.of([np.arange(len(labels))]), sizes, stream(seed, "quantity rows"))

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idiolect.data.apportion import Counts
+from idiolect.data.ragged import Ragged
 from idiolect.errors import UsageError
 
 Labels = NDArray[Any]
-Rows = list[NDArray[np.int64]]  # one ascending array of row numbers per client
+Rows = Ragged  # the row numbers of each client, ascending
 EQUAL = 1e9  # an alpha as large as this gives equal shares; much larger ones have no finite sum
 
 
@@ -29,7 +30,7 @@ class Split(ABC):
 
     @abstractmethod
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
-        """The row numbers of each client: ascending, no row twice, at least one row each."""
+        """The row numbers of each client: ascending, no row twice, at least one row each. A list of arrays will do."""
 
     @classmethod
     def name(cls) -> str:
@@ -92,19 +93,19 @@ def is_whole(value: object, least: int) -> bool:
 
 
 def deal(rows: Rows, counts: Counts, random: np.random.Generator) -> Rows:
-    """Shuffle each class's rows and give each client as many as `counts` [clients, classes] says."""
-    hands: list[Rows] = [[] for _ in range(len(counts))]
+    """Shuffle each class's rows and give each client as many as `counts` [clients, classes] says: all of them."""
+    clients = np.arange(len(counts), dtype=np.int32)
+    owner = np.full(int(rows.rows.max(initial=-1)) + 1, -1, np.int32)
     for these, shares in zip(rows, counts.T, strict=True):
-        for hand, part in zip(hands, np.split(random.permutation(these), np.cumsum(shares)[:-1]), strict=True):
-            hand.append(part)
-    return [np.sort(np.concatenate(hand)) for hand in hands]
+        owner[random.permutation(these)] = np.repeat(clients, shares)
+    return Ragged.by_owner(owner, len(counts))
 
 
 def rows_by_class(labels: Labels) -> Rows:
     """The rows of each class that occurs, in the order of the classes."""
-    order = np.argsort(labels, kind="stable").astype(np.int64)
-    _, starts = np.unique(labels[order], return_index=True)
-    return np.split(order, starts[1:])
+    order = np.argsort(labels, kind="stable").astype(np.int64, copy=False)
+    inner = np.flatnonzero(labels[order[1:]] != labels[order[:-1]]) + 1
+    return Ragged(order, np.concatenate([[0], inner, [len(order)]]))
 
 
 def _plain(value: Any) -> str:
