@@ -92,9 +92,10 @@ def field_options() -> Iterator[click.Option]:
 @cache
 def run_fields() -> dict[str, tuple[str, Any, str]]:
     """The fields of `Run` that an option can set: type as written, default, help text."""
-    from idiolect.fields import Fields
+    from idiolect.fields import DIVISION, Fields
 
-    return {f.name: (str(f.type), f.default, f.metadata["help"]) for f in dataclasses.fields(Fields) if f.metadata}
+    known = [f for f in dataclasses.fields(Fields) if f.metadata]
+    return {f.name: (str(f.type), DIVISION.get(f.name, f.default), f.metadata["help"]) for f in known}
 
 
 def _flag(name: str) -> str:

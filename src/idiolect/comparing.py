@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from idiolect import __version__, catalogue
-from idiolect.data import Split
+from idiolect.data import Split, SplitFile
 from idiolect.engine.progress import Report
 from idiolect.errors import UsageError
 from idiolect.experiment import Run
@@ -115,9 +115,12 @@ def plan(methods: Sequence[Entry], seeds: Sequence[int], fields: Mapping[str, An
     for seed in seeds:
         for label, method in named.items():
             experiment = Run.from_table({**fields, "method": method, "seed": seed})
-            for (_, s), earlier in runs.items():  # the data is read once, and split once for each seed
+            for (
+                _,
+                s,
+            ), earlier in runs.items():  # data and split files are read once, rows split for each seed
                 vars(experiment)["dataset"] = earlier.dataset
-                if s == seed:
+                if s == seed or isinstance(experiment.split, SplitFile):
                     vars(experiment)["federation"] = earlier.federation
             _ = experiment.federation
             if seed == seeds[0]:

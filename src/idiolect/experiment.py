@@ -19,12 +19,12 @@ from torch import nn
 
 from idiolect import catalogue
 from idiolect.client import Settings
-from idiolect.data import Dataset, Federation, Split, federate, load, parse
+from idiolect.data import Dataset, Federation, Split, SplitFile, federate, load, parse
 from idiolect.data.dataset import digest
 from idiolect.engine import orders
 from idiolect.engine.work import Context, Shards
 from idiolect.errors import UsageError, unknown
-from idiolect.fields import Fields
+from idiolect.fields import DIVISION, Fields
 from idiolect.method import Method, Wrapper
 from idiolect.nets import build
 from idiolect.optim import SGD, Adam, Schedule
@@ -36,7 +36,7 @@ BUFFERS = ("average", "local", "drop")
 KINDS: tuple[tuple[str, Any, str], ...] = (
     ("method", Method, "a method or its name"),
     ("data", (str, Dataset), "a data set, its name or its path"),
-    ("split", (Split, Federation), "a split, its text or a federation"),
+    ("split", (Split, SplitFile, Federation), "a split, its text, a split file or a federation"),
     ("network", (str, nn.Module, type(None)), "a network or its name"),
     ("network_options", Mapping, "options by their names"),
     ("nesterov", bool, "true or false"),
@@ -52,11 +52,12 @@ class Run(Fields):
     def __post_init__(self) -> None:
         if isinstance(self.method, str):
             object.__setattr__(self, "method", catalogue.build(self.method))
-        if isinstance(self.split, str):
-            object.__setattr__(self, "split", parse(self.split))
+        if isinstance(self.split, str | os.PathLike):
+            object.__setattr__(self, "split", SplitFile.named(self.split) or parse(str(self.split)))
         for name, kinds, expected in KINDS:
             if not isinstance(getattr(self, name), kinds):
                 raise UsageError(f"{name} must be {expected}; found {getattr(self, name)!r}.")
+        self._settle_division()
         for name in ("lr", "momentum", "weight_decay", "decay", "test", "validation", "drop", "clip"):
             value = getattr(self, name)
             if value is not None or name != "clip":
@@ -78,11 +79,25 @@ class Run(Fields):
             raise UsageError(f"clip must be a number > 0, or none; found {self.clip}.")
         if not 0 <= self.drop < 1:
             raise UsageError(f"drop must be a probability in [0, 1); found {self.drop}.")
-        if isinstance(self.split, Federation) and self.split.clients != self.clients:
-            raise UsageError(f"clients must be the {self.split.clients} of the federation given; found {self.clients}.")
         _ = self.sampler, self.settings, self._schedule
         self.method.check(self)  # type: ignore[union-attr]
         self._rehearse()
+
+    def _settle_division(self) -> None:
+        """A split that is finished has its own numbers; what contradicts them is refused, not ignored."""
+        made: dict[str, Any] = {}
+        if isinstance(self.split, Federation | SplitFile):
+            made = {**self.split.made_with, "clients": self.split.clients}
+        for name, default in DIVISION.items():
+            if (given := getattr(self, name)) is None:
+                object.__setattr__(self, name, made.get(name, default))
+            elif given != made.get(name, given):
+                where = (
+                    f"the split file '{self.split.path}'"
+                    if isinstance(self.split, SplitFile)
+                    else "the federation given"
+                )
+                raise UsageError(f"{name} must be the {made[name]} of {where}; found {given}. Leave it out.")
 
     def _rehearse(self) -> None:
         """Refuse what only shows in a round: a wrapper that finds nothing to wrap, individuals in a secure run."""
@@ -130,6 +145,8 @@ class Run(Fields):
             if (own.name, len(own)) != (data.name, len(data)):
                 raise UsageError(f"The federation given divides '{own.name}', data is '{data.name}'; give the same.")
             return self.split
+        if isinstance(self.split, SplitFile):
+            return self.split.open(self.dataset)
         return federate(
             self.dataset, self.split, self.clients, self.seed, test=self.test, validation=self.validation,
             test_from=self.test_from,  # type: ignore[arg-type]
@@ -183,7 +200,7 @@ class Run(Fields):
         table: dict[str, Any] = {"method": {"name": self.method.name, **catalogue.settings(self.method)}}  # type: ignore
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name == "method" or value == f.default or value is None:
+            if f.name == "method" or value == DIVISION.get(f.name, f.default) or value is None:
                 continue
             if isinstance(value, Dataset):
                 value = f"<given: {value.name}, {value.digest}>"
@@ -191,7 +208,7 @@ class Run(Fields):
                 value = f"<given: {type(value).__name__}, {digest(value.state_dict().values())}>"
             elif isinstance(value, Federation):
                 value = f"<given: {value.split_hash}>"
-            elif isinstance(value, Split):
+            elif isinstance(value, Split | SplitFile):
                 value = str(value)
             elif isinstance(value, Mapping):
                 value = dict(value)

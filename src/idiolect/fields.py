@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from idiolect.data import Dataset, Federation, Split
+    from idiolect.data import Dataset, Federation, Split, SplitFile
     from idiolect.method import Method
 
 
@@ -22,6 +22,10 @@ def _mapping(text: str) -> Any:
     return field(default_factory=dict, metadata={"help": text})
 
 
+# how rows are divided where neither the user nor a finished division (a split file, a federation) says
+DIVISION: dict[str, Any] = {"clients": 20, "test": 0.25, "validation": 0.0, "test_from": "merged"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fields:
     """What an experiment is made of. A field that the command line can set has a help text."""
@@ -29,8 +33,10 @@ class Fields:
     method: Method | str
     data: str | Dataset = _field("digits", "a data set's name, or the path of one")
     data_options: Mapping[str, Any] = _mapping("what the data set's loader takes, as group=writer")
-    split: str | Split | Federation = _field("dirichlet:0.1", "how rows are divided over the clients")
-    clients: int = _field(20, "number of clients")
+    split: str | Split | SplitFile | Federation = _field(
+        "dirichlet:0.1", "how rows are divided over the clients, or a FILE.parquet of 'idiolect split'"
+    )
+    clients: int = _field(None, "number of clients; a split file has its own")
     rounds: int = _field(50, "number of rounds")
     ratio: float | str | Sequence[Sequence[int]] = _field(1.0, "who takes part: 0.1, bernoulli:0.1, 0.5..1")
     epochs: int = _field(1, "local epochs in a round")
@@ -47,10 +53,10 @@ class Fields:
     network: str | nn.Module | None = _field(None, "a network's name; default: the data set's")
     network_options: Mapping[str, Any] = _mapping("what the network takes, as hidden=[200]")
     buffers: str = _field("average", "running statistics of norm layers: average, local, drop")
-    seed: int = _field(0, "seed of everything")
-    test: float = _field(0.25, "share of each client's rows to test on")
-    validation: float = _field(0.0, "share of each client's rows to validate on")
-    test_from: str = _field("merged", "test rows: merged (a share of each client's) or official")
+    seed: int = _field(0, "seed of everything; a split file stays as it is")
+    test: float = _field(None, "share of each client's rows to test on; a split file has its own")
+    validation: float = _field(None, "share of each client's rows to validate on; a split file has its own")
+    test_from: str = _field(None, "test rows: merged (a share of each client's) or official; a split file has its own")
     drop: float = _field(0.0, "probability that a participant's reply is lost")
     evaluate_every: int = _field(1, "rounds between two evaluations")
     checkpoint_every: int = _field(10, "rounds between two checkpoints; 0: none")

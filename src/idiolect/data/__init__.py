@@ -4,6 +4,8 @@ from idiolect.data.dataset import Dataset, from_arrays
 from idiolect.data.federated import Federation, federate
 from idiolect.data.find import load, names
 from idiolect.data.partition import IID, Dirichlet, Given, Pathological, Quantity, Split, parse
+from idiolect.data.split_file import SplitFile
+from idiolect.data.split_file import save as save_split
 
 __all__ = [
     "IID",
@@ -14,9 +16,11 @@ __all__ = [
     "Pathological",
     "Quantity",
     "Split",
+    "SplitFile",
     "federate",
     "from_arrays",
     "load",
     "names",
     "parse",
+    "save_split",
 ]

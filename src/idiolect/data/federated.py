@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -15,18 +15,19 @@ from idiolect.data.dataset import Dataset
 from idiolect.data.holdout import carve, deal_official
 from idiolect.data.partition import Split, parse
 from idiolect.data.partition.split import Rows
-from idiolect.data.ragged import Index, Ragged
+from idiolect.data.ragged import Index, Ragged, count_different
 from idiolect.errors import UsageError
 
 TestFrom = Literal["merged", "official"]
+AT_ONCE = 20_000  # clients in one piece of work: what it makes meanwhile stays in the cache
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Row numbers of `dataset` per client, ascending; any sequence of arrays may be given for a part.
 
-    No row belongs to two clients or to two parts. `split_hash` identifies the division; `recipe` says in
-    words how it was made.
+    No row belongs to two clients or to two parts, but for a split that repeats rows. `split_hash` identifies the
+    division; `recipe` says in words how it was made, and `made_with` the arguments of `federate`, where it was.
     """
 
     dataset: Dataset
@@ -35,6 +36,7 @@ class Federation:
     test: Ragged
     split_hash: str
     recipe: str
+    made_with: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for part in ("train", "validation", "test"):
@@ -109,8 +111,10 @@ def federate(
     parts = carve(dataset.strata, owned, test if test_from == "merged" else 0.0, validation, seed)
     if test_from == "official":
         parts = parts._replace(test=_official(dataset, owned, seed))
+    made_with = {"split": str(split), "clients": int(clients), "seed": int(seed), "test": float(test)}
+    made_with |= {"validation": float(validation), "test_from": test_from}
     recipe = _recipe(dataset, split, clients, seed, test, validation, test_from)
-    return Federation(dataset, *parts, split_hash(*parts), recipe)
+    return Federation(dataset, *parts, split_hash(*parts), recipe, made_with)
 
 
 def split_hash(train: Iterable[Index], validation: Iterable[Index], test: Iterable[Index]) -> str:
@@ -118,12 +122,23 @@ def split_hash(train: Iterable[Index], validation: Iterable[Index], test: Iterab
     little-endian integers of eight bytes."""
     parts = [Ragged.of(part) for part in (train, validation, test)]
     sizes = np.stack([part.sizes for part in parts], 1)  # [clients, 3]
-    starts = 1 + np.concatenate([[0], np.cumsum(1 + sizes.ravel())])
-    words = np.empty(starts[-1], "<i8")
-    words[0], words[starts[:-1]] = len(sizes), sizes.ravel()
-    for part, start in zip(parts, starts[:-1].reshape(-1, 3).T, strict=True):
-        words[np.repeat(start + 1 - part.bounds[:-1], part.sizes) + np.arange(len(part.rows))] = part.rows
-    return hashlib.sha256(words.data).hexdigest()
+    digest = hashlib.sha256(len(sizes).to_bytes(8, "little"))
+    for start in range(0, len(sizes), AT_ONCE):
+        digest.update(_words(parts, sizes[start : start + AT_ONCE], start).data)
+    return digest.hexdigest()
+
+
+def _words(parts: list[Ragged], sizes: Counts, start: int) -> Index:
+    """What the hash is over, of some clients."""
+    ends = np.cumsum(1 + sizes.ravel())
+    places = (ends - sizes.ravel()).reshape(sizes.shape)  # of the first number of each array
+    words = np.empty(ends[-1], "<i8")
+    words[places - 1] = sizes
+    for part, place in zip(parts, places.T, strict=True):
+        bounds = part.bounds[start : start + len(sizes) + 1]
+        within = np.arange(bounds[0], bounds[-1])
+        words[np.repeat(place - bounds[:-1], np.diff(bounds)) + within] = part.rows[bounds[0] : bounds[-1]]
+    return words
 
 
 def _check_shares(test: float, validation: float, test_from: str) -> None:
@@ -169,9 +184,10 @@ def _checked(split: Split, given: Iterable[Index], clients: int, rows: int) -> R
     """What a split returned, ascending for each client."""
     owned = Ragged.of(given)
     inside = owned.rows[(owned.rows >= 0) & (owned.rows < rows)]
-    different = np.count_nonzero(np.bincount(inside, minlength=rows))
+    different = count_different([inside], rows)
     smallest = int(owned.sizes.min(initial=rows))
-    if len(owned) != clients or smallest == 0 or different != len(owned.rows):
+    expected = len(inside) if split.repeats else different
+    if len(owned) != clients or smallest == 0 or expected != len(owned.rows):
         raise UsageError(
             f"Expected split '{split}' to give {clients} clients at least one row each, numbered below {rows}, and "
             f"none twice, found {len(owned)} clients with {len(owned.rows)} rows, {different} of them different, the "

@@ -41,7 +41,7 @@ class Ragged(Sequence[Index]):
         """The same rows, in order for each client."""
         starts = np.zeros(len(self.rows), bool)
         starts[self.bounds[:-1][self.sizes > 0]] = True
-        if ((np.diff(self.rows) > 0) | starts[1:]).all():
+        if ((np.diff(self.rows) >= 0) | starts[1:]).all():
             return self
         return Ragged(self.rows[np.lexsort((self.rows, self.owner))], self.bounds)
 
@@ -75,3 +75,11 @@ class Ragged(Sequence[Index]):
 
     def __iter__(self) -> Iterator[Index]:
         return (self[client] for client in range(len(self)))
+
+
+def count_different(parts: Iterable[Index], rows: int) -> int:
+    """How many of the numbers 0, ..., rows - 1 occur in these arrays."""
+    seen = np.zeros(rows, np.bool_)
+    for part in parts:
+        seen[part] = True
+    return int(np.count_nonzero(seen))

@@ -23,10 +23,11 @@ class Split(ABC):
     """A split of rows over clients. A new one is a frozen dataclass with defaults and a `__call__`.
 
     `reads` says what it is given as labels: the "labels", the data's own clients ("group"), or anything of
-    the right length ("rows").
+    the right length ("rows"). `repeats`: a row may come more than once, at one client or at several.
     """
 
     reads: ClassVar[Literal["labels", "group", "rows"]] = "labels"
+    repeats: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
