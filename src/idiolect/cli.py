@@ -1,4 +1,4 @@
-"""The command line: `idiolect run`, `compare`, `methods` and `show`. Options are made from the fields of `Run`."""
+"""The command line: `idiolect run`, `compare`, `split`, `methods` and `show`. Options come from the fields of `Run`."""
 
 from __future__ import annotations
 
@@ -77,6 +77,12 @@ class Comparison(Experiment):
     skipped = frozenset({"seed"})
 
 
+class Division(Experiment):
+    @property
+    def skipped(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset(run_fields()) - {"data_options", "split", "clients", "seed", "test", "validation", "test_from"}
+
+
 def field_options() -> Iterator[click.Option]:
     for name, (kind, default, text) in run_fields().items():
         flag = _flag(name)
@@ -116,6 +122,7 @@ def main() -> None:
     idiolect compare                          six methods on the digits, and a table of how they do
     idiolect compare --methods local,fedrep --seeds 0,1,2 --clients 50 --ratio 0.2
     idiolect run fedrep --set head_epochs=5   one method, its curves, its models
+    idiolect split digits --clients 50        who gets which rows, as a table, a picture and a file
     idiolect methods                          what there is
     idiolect show fedrep                      one method: paper, settings, what it keeps and sends
     """
@@ -144,7 +151,8 @@ def run(
     idiolect run --config runs/fedrep-digits-1/run.toml --seed 1
     idiolect run --resume runs/fedrep-digits-1            (after Ctrl-C, a crash, a power cut)
 
-    METHOD is a name of `idiolect methods`; wrappers are added with a plus: fedrep+finetune.
+    METHOD is a name of `idiolect methods`; wrappers are added with a plus: fedrep+finetune. --split takes a file of
+    'idiolect split' as well, which brings its own number of clients and shares; run.toml keeps its hash.
     """
     from idiolect import running
     from idiolect.experiment import Run
@@ -225,6 +233,34 @@ def compare(
         raise
     _show_table(comparison)
     click.echo(path / "comparison.md")
+
+
+@main.command(cls=Division, short_help="Divide DATA over clients: table, picture, file.")
+@click.argument("data", default="digits")
+@click.option("--out", metavar="FILE", help="The .parquet file to write; beside it FILE's name with .png, .svg, .json.")
+def split(data: str, out: str | None, **options: Any) -> None:
+    """Divide the rows of DATA over clients, and show what each has and how much they differ. With --out the split is
+    kept as a file, which 'idiolect run' and 'compare' take as --split; without, nothing is written.
+
+    \b
+    idiolect split digits
+    idiolect split digits --split dirichlet:0.1 --clients 20 --seed 1 --out skewed.parquet
+    idiolect split images/ --split given --data-options group=writer --clients 100 --test 0.2 --validation 0.1
+    idiolect split images/ --split pathological:2 --test-from official --out two.parquet
+    idiolect split digits --split skewed.parquet      (shows one that is there)
+    idiolect compare --split skewed.parquet --seeds 0,1,2      (all seeds on the same split)
+
+    DATA is a data set's name or the path of one. The table has a line for each client, or the first ones and how all
+    are spread. The picture has a bubble for each client and class; of more than 50 clients, each column is the mean of
+    some with the same most frequent class. Measured are the clients' label entropy, the mean total variation of all
+    pairs of clients, and the Gini coefficient of their sizes: on the terminal, and in the .json file.
+    """
+    from idiolect import dividing
+
+    made = dividing.divide({**_fields(None, options), "data": data}, out, doing)
+    click.echo(made.text)
+    if made.files:
+        click.echo("\n" + "\n".join(map(str, made.files)))
 
 
 @main.command(short_help="List the methods.")
@@ -367,6 +403,21 @@ def progress(experiment: Run, runs: int) -> Iterator[Advance]:
             bar.update(task, description=name, advance=step, **accuracy)  # type: ignore[arg-type]
 
         yield advance
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """What takes its time, and how long by now, on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(what, total=None)
+        yield
 
 
 def _show_table(comparison: Any) -> None:

@@ -92,12 +92,8 @@ class Run(Fields):
             if (given := getattr(self, name)) is None:
                 object.__setattr__(self, name, made.get(name, default))
             elif given != made.get(name, given):
-                where = (
-                    f"the split file '{self.split.path}'"
-                    if isinstance(self.split, SplitFile)
-                    else "the federation given"
-                )
-                raise UsageError(f"{name} must be the {made[name]} of {where}; found {given}. Leave it out.")
+                whose = f"'{self.split.path}'" if isinstance(self.split, SplitFile) else "the federation given"
+                raise UsageError(f"{name} must be the {made[name]} of {whose}, or left out; found {given}.")
 
     def _rehearse(self) -> None:
         """Refuse what only shows in a round: a wrapper that finds nothing to wrap, individuals in a secure run."""
