@@ -93,7 +93,7 @@ class Run(Fields):
                 object.__setattr__(self, name, made.get(name, default))
             elif given != made.get(name, given):
                 whose = f"'{self.split.path}'" if isinstance(self.split, SplitFile) else "the federation given"
-                raise UsageError(f"{name} must be the {made[name]} of {whose}, or left out; found {given}.")
+                raise UsageError(f"{name} must be the {made[name]} of {whose}; found {given}. Leave {name} out.")
 
     def _rehearse(self) -> None:
         """Refuse what only shows in a round: a wrapper that finds nothing to wrap, individuals in a secure run."""

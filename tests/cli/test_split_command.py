@@ -97,8 +97,8 @@ def test_run_and_compare_take_the_file_and_say_its_hash():
 def test_what_does_not_fit_the_file_is_refused():
     good(*SMALL, "--out", "skewed.parquet")
     quick = ["run", "fedavg", "--data", "small.npz", "--split", "skewed.parquet", "--out", "one"]
-    refused("clients must be the 4 of 'skewed.parquet', or left out; found 20.", *quick, "--clients", "20")
-    refused("test must be the 0.25 of 'skewed.parquet', or left out; found 0.3.", *quick, "--test", "0.3")
+    refused("clients must be the 4 of 'skewed.parquet'; found 20. Leave clients out.", *quick, "--clients", "20")
+    refused("test must be the 0.25 of 'skewed.parquet'; found 0.3. Leave test out.", *quick, "--test", "0.3")
     refused("give the data, and the data options, that it was made for", *quick, "--data", "other.npz")
     refused("Expected a split file at 'skewd.parquet', found nothing there", *quick, "--split", "skewd.parquet")
     Path("skewed.parquet").write_bytes(Path("skewed.parquet").read_bytes()[:-9])

@@ -1,7 +1,7 @@
 """Measures of how clients differ, against sums over all pairs; the table and the picture of them."""
 
 import io
-from itertools import combinations
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import numpy as np
@@ -24,7 +24,7 @@ def made_of(table):
     table = np.array(table)
     labels = np.concatenate([np.repeat(np.arange(table.shape[1]), row) for row in table])
     bounds = np.concatenate([[0], np.cumsum(table.sum(1))])
-    rows = [np.arange(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    rows = [np.arange(a, b) for a, b in pairwise(bounds)]
     parts = [[own[k::3] for own in rows] for k in range(3)]
     data = Dataset("d", torch.zeros(len(labels), 1), torch.from_numpy(labels), table.shape[1], "mlp")
     return Federation(data, *parts, split_hash(*parts), "made")
