@@ -34,7 +34,10 @@ class Fields:
     data: str | Dataset = _field("digits", "a data set's name, or the path of one")
     data_options: Mapping[str, Any] = _mapping("what the data set's loader takes, as group=writer")
     split: str | Split | SplitFile | Federation = _field(
-        "dirichlet:0.1", "how rows are divided over the clients, or a FILE.parquet of 'idiolect split'"
+        "dirichlet:0.1",
+        "how rows are divided over the clients: dirichlet:0.1, balanced:0.1, resampled:0.1, pathological:2, shards:2, "
+        "blocks:2, extended:2, quantity:0.5, clusters:10, iid, given (by the data), flwr:PARTITIONER; or a FILE.parquet "
+        "of 'idiolect split'",
     )
     clients: int = _field(None, "number of clients; a split file has its own")
     rounds: int = _field(50, "number of rounds")

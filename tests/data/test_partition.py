@@ -1,49 +1,37 @@
 """Splits: every row once, the sizes, the skew, and what is refused."""
 
 import json
-import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
+from divided import LABELS, check_refusal, check_rows, histogram, same, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from idiolect.cli import run_fields
 from idiolect.data import IID, Dirichlet, Given, Pathological, Quantity, parse
+from idiolect.data.partition import SPLITS as KNOWN
+from idiolect.data.partition import Balanced, Blocks, Extended, Shards, describe
 from idiolect.errors import UsageError
 
-LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 SPLITS = [
     Dirichlet(),
     Dirichlet(100.0, 1),
+    Balanced(),
     Pathological(),
     Pathological(5),
+    Extended(),
+    Shards(),
+    Blocks(),
+    Blocks(2, balance=True),
     IID(),
     Quantity(),
     Given(),
     Given("merge"),
 ]
-seeds = st.integers(0, 2**32)
-
-
-def same(a, b):
-    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def histogram(labels, parts):
-    return np.stack([np.bincount(labels[rows], minlength=labels.max() + 1) for rows in parts])
-
-
-def check_rows(parts, rows, clients):
-    """Every row once, ascending int64, nobody without rows."""
-    assert len(parts) == clients
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
-    for part in parts:
-        assert part.dtype == np.int64
-        assert len(part) > 0
-        assert (np.diff(part) > 0).all()
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
@@ -59,12 +47,22 @@ def test_the_same_seed_gives_the_same_rows_whatever_was_drawn_before(split):
     before = np.random.get_state()[1].copy()
     assert same(first, split(LABELS, 10, 3))
     assert (np.random.get_state()[1] == before).all()  # and global state is left alone
-    if not isinstance(split, Given):
+    if not isinstance(split, Given) and split != Blocks(2, balance=True):  # which draw nothing
         assert not same(first, split(LABELS, 10, 4))
 
 
 def test_another_process_gives_the_same_rows():
-    texts = ["dirichlet:0.3", "pathological:2", "iid", "quantity:1"]
+    texts = [
+        "dirichlet:0.3",
+        "balanced",
+        "pathological:2",
+        "extended:2",
+        "shards",
+        "blocks:3",
+        "resampled",
+        "iid",
+        "quantity:1",
+    ]
     code = (
         "import json, sys, numpy as np; from idiolect.data import parse;"
         "print(json.dumps([[p.tolist() for p in parse(s)(np.arange(500) % 7, 9, 11)] for s in sys.argv[1:]]))"
@@ -269,22 +267,16 @@ def test_given_keeps_the_largest_groups_or_merges_them():
 # What a refusal names instead
 
 
-def alternatives(split, clients, sentence):
-    """The splits and numbers of clients that a refusal asks for."""
-    asked = sentence.partition("; ")[2]
-    number = re.search(r"(\d+) clients", asked)
-    changes = {k: int(v) for k, v in re.findall(r"(classes|minimum)=(\d+)", asked)}
-    both = [(replace(split, **changes), int(number[1]))] if changes and number else []
-    either = [(replace(split, **changes), clients)] if changes else []
-    either += [(split, int(number[1]))] if number else []
-    return both if " and " in asked else either
-
-
 @settings(deadline=None, max_examples=400)
 @given(
     st.lists(st.integers(1, 8), min_size=1, max_size=6),
     st.one_of(
         st.integers(1, 8).map(Pathological),
+        st.builds(Extended, st.integers(1, 8), st.just(0.3), st.integers(1, 9)),
+        st.integers(1, 8).map(Shards),
+        st.builds(Blocks, st.integers(1, 8), st.booleans(), st.integers(1, 9)),
+        st.integers(1, 60).map(lambda m: Balanced(0.3, m)),
+        st.builds(Given, st.sampled_from(["refuse", "largest", "merge"]), st.integers(1, 9)),
         st.integers(1, 30).map(lambda m: Dirichlet(0.3, m)),
         st.integers(1, 30).map(lambda m: Quantity(0.3, m)),
         st.sampled_from([IID(), Given(), Given("largest"), Given("merge")]),
@@ -293,16 +285,7 @@ def alternatives(split, clients, sentence):
     seeds,
 )
 def test_what_a_refusal_names_can_be_had(sizes, split, clients, seed):
-    labels = np.repeat(np.arange(len(sizes)), sizes)
-    try:
-        assert len(split(labels, clients, seed)) == clients
-        return
-    except UsageError as refusal:
-        sentence = str(refusal)
-    found = alternatives(split, clients, sentence)
-    assert found
-    for other, number in found:
-        assert len(other(labels, number, seed)) == number, sentence
+    check_refusal(split, np.repeat(np.arange(len(sizes)), sizes), clients, seed)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +324,12 @@ def test_nothing_nearer_could_be_had(split, clients, nearest):
         ("pathological:2", Pathological(2)),
         ("quantity:0.5", Quantity(0.5)),
         ("quantity:1e-05,minimum=3", Quantity(1e-5, 3)),
+        ("balanced:0.1", Balanced(0.1)),
+        ("shards:3", Shards(3)),
+        ("blocks:2,balance=true", Blocks(2, True)),
+        ("extended:3,alpha=0.5,each=2", Extended(3, 0.5, 2)),
+        ("given:largest,minimum=4", Given("largest", 4)),
+        ("given:minimum=4", Given(minimum=4)),
     ],
 )
 def test_a_text_names_a_split_and_comes_back(text, split):
@@ -378,8 +367,36 @@ def test_every_split_round_trips(alpha, whole):
         ("pathological:0", "at least 1 for classes"),
         ("iid:3", "'iid' has no options"),
         ("given:some", "found 'some'"),
+        ("given:minimum=0", "at least 1 for minimum"),
+        ("blocks:2,maybe", "found 'maybe'"),
     ],
 )
 def test_malformed_texts_are_refused_with_what_was_expected(text, message):
     with pytest.raises(UsageError, match=message):
         parse(text)
+
+
+def test_every_split_is_found_by_its_file_described_and_named_by_help():
+    described = {name: (options, line) for name, options, line in describe()}
+    assert list(described) == sorted(KNOWN)
+    for name, (options, line) in described.items():
+        assert KNOWN[name].__module__ == f"idiolect.data.partition.{name}"
+        assert len(options.split(", ")) == max(len(fields(KNOWN[name])), 1)
+        assert line.endswith(".")
+        assert name in run_fields()["split"][2]
+    assert described["dirichlet"][0] == "alpha=0.1, minimum=10"
+
+
+def test_given_leaves_out_groups_that_are_too_small():
+    assert [rows.tolist() for rows in Given(minimum=2)(GROUPS, 3, 0)] == [[1, 3, 5], [0, 6], [2, 7, 8]]
+    with pytest.raises(UsageError, match="groups of 3 rows or more, found 2 groups for 3 clients; ask for 2 clients"):
+        Given(minimum=3)(GROUPS, 3, 0)
+    with pytest.raises(UsageError, match="at least minimum=4 rows, the largest has 3"):
+        Given(minimum=4)(GROUPS, 1, 0)
+
+
+def test_given_merges_a_hundred_thousand_groups():
+    groups = np.arange(300_000) % 100_000
+    parts = Given("merge")(groups, 1000, 0)
+    check_rows(parts, len(groups), 1000)
+    assert {len(rows) for rows in parts} == {300}

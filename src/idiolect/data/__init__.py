@@ -3,18 +3,40 @@
 from idiolect.data.dataset import Dataset, from_arrays
 from idiolect.data.federated import Federation, federate
 from idiolect.data.find import load, names
-from idiolect.data.partition import IID, Dirichlet, Given, Pathological, Quantity, Split, parse
+from idiolect.data.partition import (
+    IID,
+    Balanced,
+    Blocks,
+    Clusters,
+    Dirichlet,
+    Extended,
+    Flwr,
+    Given,
+    Pathological,
+    Quantity,
+    Resampled,
+    Shards,
+    Split,
+    parse,
+)
 from idiolect.data.split_file import SplitFile
 from idiolect.data.split_file import save as save_split
 
 __all__ = [
     "IID",
+    "Balanced",
+    "Blocks",
+    "Clusters",
     "Dataset",
     "Dirichlet",
+    "Extended",
     "Federation",
+    "Flwr",
     "Given",
     "Pathological",
     "Quantity",
+    "Resampled",
+    "Shards",
     "Split",
     "SplitFile",
     "federate",

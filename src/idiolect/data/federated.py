@@ -172,6 +172,13 @@ def _keys(dataset: Dataset, split: Split) -> np.ndarray:
                 "load it with group=COLUMN, or use another split."
             )
         return dataset.group
+    if split.reads == "samples":
+        if not dataset.x.is_floating_point():
+            raise UsageError(
+                f"Expected numbers as samples for split '{split}', found token ids in '{dataset.name}'; use another "
+                "split."
+            )
+        return dataset.x.flatten(1).numpy()
     if split.reads == "labels" and dataset.loss != "cross_entropy":
         raise UsageError(
             f"Expected class labels for split '{split}', found numbers as targets in '{dataset.name}'; use "

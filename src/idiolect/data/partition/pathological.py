@@ -38,32 +38,44 @@ class Pathological(Split):
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
         rows = rows_by_class(labels)
         self._check(rows, len(labels), clients)
-        held = self._holdings(len(rows), clients, stream(seed, "pathological classes"))
+        held = self._holdings(len(rows), clients, stream(seed, f"{self.name()} classes"))
         for these, holders in zip(rows, held.sum(0), strict=True):
-            if holders > len(these):
+            if holders * self._each > len(these):
+                number = "a row" if self._each == 1 else f"each={self._each} rows"
                 raise UsageError(
-                    f"pathological: expected a row of each class for each of its holders, found {len(these)} rows of "
-                    f"class {labels[these[0]]} for {holders} clients; ask for {self._nearest(rows, clients)}."
+                    f"{self.name()}: expected {number} of each class for each of its holders, found {len(these)} rows "
+                    f"of class {labels[these[0]]} for {holders} clients; ask for {self._nearest(rows, clients)}."
                 )
-        counts = np.stack([apportion(column, len(these)) for column, these in zip(held.T, rows, strict=True)], 1)
-        return deal(rows, counts, stream(seed, "pathological rows"))
+        random = stream(seed, f"{self.name()} shares")
+        counts = [self.shares(column, len(these), random) for column, these in zip(held.T, rows, strict=True)]
+        return deal(rows, np.stack(counts, 1), stream(seed, f"{self.name()} rows"))
+
+    @property
+    def _each(self) -> int:
+        """Rows that every holder of a class has of it at least."""
+        return 1
+
+    def shares(self, holds: Counts, rows: int, random: np.random.Generator) -> Counts:
+        """A class's rows for each client: `holds` is 1 for its holders."""
+        return apportion(holds, rows)
 
     def _check(self, rows: Rows, total: int, clients: int) -> None:
         check_clients(total, clients, self._nearest(rows, clients) if is_whole(clients, 1) else "")
         if self.classes > len(rows):
             raise UsageError(
-                f"pathological: expected at most {len(rows)} classes per client, as the data has no more, found "
+                f"{self.name()}: expected at most {len(rows)} classes per client, as the data has no more, found "
                 f"classes={self.classes}; ask for {self._nearest(rows, clients)}."
             )
         if clients * self.classes < len(rows):
             raise UsageError(
-                f"pathological: expected clients * classes of at least {len(rows)}, so that every class has a holder, "
+                f"{self.name()}: expected clients * classes of at least {len(rows)}, so that every class has a holder, "
                 f"found {clients} * {self.classes}; ask for {self._nearest(rows, clients)}."
             )
 
     def _nearest(self, rows: Rows, clients: int) -> str:
         """What can be had whatever the lots decide: every class has a holder, and the smallest a row for each."""
-        known, places = len(rows), len(rows) * int(rows.sizes.min())  # that the holders have at most
+        # that the holders have at most
+        known, places = len(rows), len(rows) * (int(rows.sizes.min()) // self._each)
 
         def near(wanted: int, other: int, most: int) -> int | None:
             low, high = -(-known // other), min(most, places // other)
@@ -74,7 +86,9 @@ class Pathological(Split):
             found.append(f"classes={classes}")
         if self.classes <= known and (others := near(clients, self.classes, places)) is not None:
             found.append(f"{others} clients")
-        return " or ".join(found) or f"classes=1 and {near(clients, 1, places)} clients"
+        if not found and (others := near(clients, 1, places)) is not None:
+            found.append(f"classes=1 and {others} clients")
+        return " or ".join(found) or f"each=1,classes=1 and {known} clients"
 
     def _holdings(self, classes: int, clients: int, random: np.random.Generator) -> Counts:
         """1 where a client holds a class: [clients, classes].

@@ -22,16 +22,19 @@ EQUAL = 1e9  # an alpha as large as this gives equal shares; much larger ones ha
 class Split(ABC):
     """A split of rows over clients. A new one is a frozen dataclass with defaults and a `__call__`.
 
-    `reads` says what it is given as labels: the "labels", the data's own clients ("group"), or anything of
-    the right length ("rows"). `repeats`: a row may come more than once, at one client or at several.
+    `reads` says what it is given as labels: the "labels", the data's own clients ("group"), the "samples" themselves
+    as one vector each, or anything of the right length ("rows"). `repeats`: a row may come more than once, at one
+    client or at several. `verbatim`: in its text, all that follows the colon is one option.
     """
 
-    reads: ClassVar[Literal["labels", "group", "rows"]] = "labels"
+    reads: ClassVar[Literal["labels", "group", "samples", "rows"]] = "labels"
     repeats: ClassVar[bool] = False
+    verbatim: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, labels: Labels, clients: int, seed: int) -> Rows:
-        """The row numbers of each client: ascending, no row twice, at least one row each. A list of arrays will do."""
+        """The row numbers of each client: ascending, no row twice (unless it `repeats`), at least one row each. A list
+        of arrays will do."""
 
     @classmethod
     def name(cls) -> str:
@@ -55,10 +58,7 @@ class Drawn(Split):
     minimum: int = 10
 
     def __post_init__(self) -> None:
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha <= EQUAL:
-            raise UsageError(
-                f"{self.name()}: expected a number alpha > 0 and <= {EQUAL:g} (equal shares), found {self.alpha!r}."
-            )
+        check_alpha(self, self.alpha)
         check_whole(self, "minimum", self.minimum)
 
     def check(self, rows: int, clients: int) -> None:
@@ -75,12 +75,23 @@ class Drawn(Split):
 
 def check_clients(rows: int, clients: int, nearest: str = "") -> None:
     """Refuse a number of clients that leaves some without a row; `nearest` says what to ask for instead."""
-    if not is_whole(clients, 1):
-        raise UsageError(f"Expected a whole number of clients, at least 1, found {clients!r}.")
+    check_many(clients)
     if clients > rows:
         raise UsageError(
             f"Expected at least one row per client, found {rows} rows for {clients} clients; ask for "
             f"{nearest or f'{rows} clients or fewer'}."
+        )
+
+
+def check_many(clients: int) -> None:
+    if not is_whole(clients, 1):
+        raise UsageError(f"Expected a whole number of clients, at least 1, found {clients!r}.")
+
+
+def check_alpha(split: Split, alpha: float) -> None:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= EQUAL:
+        raise UsageError(
+            f"{split.name()}: expected a number alpha > 0 and <= {EQUAL:g} (equal shares), found {alpha!r}."
         )
 
 
@@ -110,4 +121,6 @@ def rows_by_class(labels: Labels) -> Rows:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
