@@ -20,7 +20,7 @@ from idiolect.method import Method
 
 SETTING = {
     "clients": 100, "ratio": 0.1, "split": "dirichlet:0.1", "network": "cnn4", "batch_size": 20,
-    "backend": "serial",
+    "test_from": "merged", "backend": "serial",
 }  # fmt: skip
 RATES = {"fedpam": 0.02}  # at 0.05 its loss, of weight 30, diverges
 PARTS: dict[str, dict[str, Method]] = {

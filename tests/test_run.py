@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from harness import CLASSES, experiment, federation
 from idiolect import Run, run, running
 from idiolect.data import from_arrays, load
+from idiolect.data.shift import Noise
 from idiolect.errors import UsageError
 from idiolect.method import Method, State, Up
 
@@ -99,6 +100,23 @@ REFUSED = {
     "an unknown option of the network": (
         lambda: quick(network="mlp", network_options={"hiden": (5,)}),
         "mlp has no option 'hiden'. Did you mean hidden?",
+    ),
+    "an unknown shift": (lambda: quick(shift="rotatoin:4"), "Unknown shift 'rotatoin'. Did you mean rotation?"),
+    "a shift of vectors that is for images": (
+        lambda: quick(shift="colour:0.5"), "Expected images for shift 'colour:0.5', found samples of shape [4] in 'arrays'",
+    ),
+    "everybody held out": (lambda: quick(held_out=4), "held_out must leave a client to train; found 4 of 4 clients."),
+    "a share held out that leaves nobody": (lambda: quick(held_out=0.99), "held_out must leave a client to train"),
+    "half a client held out": (lambda: quick(held_out=1.5), "held_out must be a share in [0, 1) or a whole number"),
+    "a negative number held out": (lambda: quick(held_out=-1), "held_out must be a share in [0, 1) or a whole number"),
+    "participants that are held out": (lambda: quick(held_out=1, ratio=[[0, 3]]), "Lists of participants name clients 0 to 2"),
+    "held out twice": (
+        lambda: experiment("fedavg", federation=federation().holding_out(2, 0), held_out=1),
+        "The federation given holds clients out already; leave held_out at 0.",
+    ),
+    "shifted twice": (
+        lambda: experiment("fedavg", federation=federation().shifted(Noise(), 0), shift="noise:0.1"),
+        "The federation given shifts its samples already; leave shift at none.",
     ),
     "a federation of other clients": (
         lambda: experiment("fedavg", clients=9),
@@ -335,7 +353,7 @@ OTHER = {
     "method": "fedprox", "data": "synthetic", "data_options": {"clients": 7}, "split": "pathological:2", "clients": 7, "rounds": 3, "ratio": ((0, 2), (1,)),
     "epochs": 4, "batch_size": 5, "lr": 0.3, "momentum": 0.5, "weight_decay": 0.01, "nesterov": True, "optimizer": "adamw", "clip": 0.5, "schedule": "step",
     "decay": 0.5, "every": 7, "network": "mlp", "network_options": {"hidden": [3, 4]}, "buffers": "drop", "seed": 8, "test": 0.1, "validation": 0.2,
-    "test_from": "official", "drop": 0.3, "evaluate_every": 2, "checkpoint_every": 5, "backend": "stacked", "workers": 3, "dtype": "float64", "device": "meta", "secure": True,
+    "test_from": "official", "shift": "noise:0.5", "held_out": 2.0, "drop": 0.3, "evaluate_every": 2, "checkpoint_every": 5, "backend": "stacked", "workers": 3, "dtype": "float64", "device": "meta", "secure": True,
 }  # fmt: skip
 
 

@@ -18,11 +18,10 @@ from idiolect.errors import UsageError
 from idiolect.experiment import Run
 from idiolect.method import Method
 from idiolect.report import figures, tables
-from idiolect.running import SUMMARY, begun, run, withdraw, write
+from idiolect.running import HELD_OUT, MOMENTS, SUMMARY, begun, run, withdraw, write
 
 PLAN = "plan.json"
 SAVED = (PLAN, "comparison.csv", "comparison.md", "curves.png", "comparison.json")  # the last one means: finished
-MOMENTS = ("received", "trained")
 Entry = str | Method | tuple[str, Method]
 Watch = Callable[[str, int, Report | None], None]  # label, seed, one round's report; None: the run was there already
 Plan = dict[tuple[str, int], Run]  # (label, seed) -> its run
@@ -213,6 +212,7 @@ def _settings(runs: Plan) -> dict[str, Any]:
 EVALUATION = {
     "received": "after download, before local training, all clients",
     "trained": "after local training, the round's participants",
+    "held_out": "as received, of the clients that never train, where there are any; they are in no other number",
     "plain": "mean over clients",
     "weighted": "over test samples",
     "last": "the last round",
@@ -242,7 +242,8 @@ def summarise(runs: Plan, found: Mapping[tuple[str, int], Found]) -> dict[str, A
         "data": first.dataset.name,
         "split": str(first.split) if isinstance(first.split, Split) else first.split.recipe,  # type: ignore[union-attr]
         "split_hash": {str(seed): r.federation.split_hash for (_, seed), r in runs.items()},
-        "clients": first.clients,
+        "clients": first.num_clients,
+        **({"held_out": first.clients - first.num_clients} if first.num_clients < first.clients else {}),
         "rounds": first.rounds,
         "seeds": list(dict.fromkeys(seed for _, seed in runs)),
         "evaluation": EVALUATION,
@@ -270,6 +271,7 @@ def measure(found: Found, alone: Found | None) -> dict[str, Any]:
     replies = sum(len(r["participants"]) for r in trained)
     return {
         **{moment: s["accuracy"][moment] | _over_clients(found, alone, moment) for moment in MOMENTS},
+        **({HELD_OUT: s[HELD_OUT]["accuracy"]} if HELD_OUT in s else {}),
         "bytes_per_participant": {way: s["bytes"][way] / replies if replies else 0.0 for way in ("down", "up")},
         "gradient_passes": s["gradient_passes"],
         "diverged": not isfinite(found.rounds[-1]["received_loss"] or 0.0),

@@ -20,7 +20,9 @@ from torch import nn
 from idiolect import catalogue
 from idiolect.client import Settings
 from idiolect.data import Dataset, Federation, Split, SplitFile, federate, load, parse
+from idiolect.data import shift as shifts
 from idiolect.data.dataset import digest
+from idiolect.data.shift import Shift
 from idiolect.engine import orders
 from idiolect.engine.work import Context, Shards
 from idiolect.errors import UsageError, unknown
@@ -41,6 +43,7 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("network_options", Mapping, "options by their names"),
     ("nesterov", bool, "true or false"),
     ("secure", bool, "true or false"),
+    ("shift", (str, Shift), "a shift or its text"),
 )
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -54,11 +57,13 @@ class Run(Fields):
             object.__setattr__(self, "method", catalogue.build(self.method))
         if isinstance(self.split, str | os.PathLike):
             object.__setattr__(self, "split", SplitFile.named(self.split) or parse(str(self.split)))
+        if isinstance(self.shift, str):
+            object.__setattr__(self, "shift", shifts.parse(self.shift) or "none")
         for name, kinds, expected in KINDS:
             if not isinstance(getattr(self, name), kinds):
                 raise UsageError(f"{name} must be {expected}; found {getattr(self, name)!r}.")
         self._settle_division()
-        for name in ("lr", "momentum", "weight_decay", "decay", "test", "validation", "drop", "clip"):
+        for name in ("lr", "momentum", "weight_decay", "decay", "test", "validation", "held_out", "drop", "clip"):
             value = getattr(self, name)
             if value is not None or name != "clip":
                 object.__setattr__(self, name, _number(name, value))
@@ -72,13 +77,14 @@ class Run(Fields):
         _among("dtype", self.dtype, tuple(DTYPES))
         _device(self.device)
         _among("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
-        _among("test_from", self.test_from, ("merged", "official"))
+        _among("test_from", self.test_from, ("auto", "merged", "official"))
         if self.lr < 0:
             raise UsageError(f"lr must be a number >= 0; found {self.lr}.")
         if self.clip is not None and self.clip <= 0:
             raise UsageError(f"clip must be a number > 0, or none; found {self.clip}.")
         if not 0 <= self.drop < 1:
             raise UsageError(f"drop must be a probability in [0, 1); found {self.drop}.")
+        self._check_held_out()
         _ = self.sampler, self.settings, self._schedule
         self.method.check(self)  # type: ignore[union-attr]
         self._rehearse()
@@ -95,6 +101,18 @@ class Run(Fields):
                 whose = f"'{self.split.path}'" if isinstance(self.split, SplitFile) else "the federation given"
                 raise UsageError(f"{name} must be the {made[name]} of {whose}; found {given}. Leave {name} out.")
 
+    def _check_held_out(self) -> None:
+        if self.held_out < 0 or (self.held_out >= 1 and self.held_out != int(self.held_out)):
+            raise UsageError(f"held_out must be a share in [0, 1) or a whole number of clients; found {self.held_out}.")
+        if self.num_clients < 1:
+            raise UsageError(
+                f"held_out must leave a client to train; found {self.held_out:g} of {self.clients} clients."
+            )
+        if isinstance(self.split, Federation) and self.split.held_out and self.held_out:
+            raise UsageError("The federation given holds clients out already; leave held_out at 0.")
+        if isinstance(self.split, Federation) and self.split.shift is not None and isinstance(self.shift, Shift):
+            raise UsageError("The federation given shifts its samples already; leave shift at none.")
+
     def _rehearse(self) -> None:
         """Refuse what only shows in a round: a wrapper that finds nothing to wrap, individuals in a secure run."""
         if self.secure or isinstance(self.method, Wrapper):
@@ -105,12 +123,21 @@ class Run(Fields):
     # what the engine asks
 
     @cached_property
+    def num_clients(self) -> int:
+        """The clients that may take part: the first ones. Those held out come after them."""
+        if isinstance(self.split, Federation) and self.split.held_out:
+            return self.clients - len(self.split.held_out)
+        if 0 < self.held_out < 1:
+            return self.clients - max(1, int(self.clients * self.held_out + 0.5))
+        return self.clients - int(self.held_out)
+
+    @cached_property
     def sampler(self) -> Sampler:
-        return sampler(self.ratio, self.clients)
+        return sampler(self.ratio, self.num_clients)
 
     def participants(self, round: int) -> list[int]:
         """A function of (seed, round) alone: the same for every method."""
-        return orders.participants(self.sampler, self.clients, self.seed, round)
+        return orders.participants(self.sampler, self.num_clients, self.seed, round)
 
     def evaluates(self, finished: int) -> bool:
         """Whether clients are evaluated after so many rounds."""
@@ -136,6 +163,14 @@ class Run(Fields):
 
     @cached_property
     def federation(self) -> Federation:
+        """The clients, with what happens to their samples, those last that are held out."""
+        federation, away = self._divided, self.clients - self.num_clients
+        if isinstance(self.shift, Shift):
+            federation = federation.shifted(self.shift, self.seed)
+        return federation.holding_out(away, self.seed) if self.held_out else federation
+
+    @property
+    def _divided(self) -> Federation:
         if isinstance(self.split, Federation):
             own, data = self.split.dataset, self.dataset
             if (own.name, len(own)) != (data.name, len(data)):
@@ -181,6 +216,7 @@ class Run(Fields):
             shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
             device=self.device, network=self._network_name, options=self.network_options,
+            num_clients=self.num_clients,
         )  # type: ignore[arg-type]  # fmt: skip
 
     @property
@@ -204,7 +240,7 @@ class Run(Fields):
                 value = f"<given: {type(value).__name__}, {digest(value.state_dict().values())}>"
             elif isinstance(value, Federation):
                 value = f"<given: {value.split_hash}>"
-            elif isinstance(value, Split | SplitFile):
+            elif isinstance(value, Split | SplitFile | Shift):
                 value = str(value)
             elif isinstance(value, Mapping):
                 value = dict(value)

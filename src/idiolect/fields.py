@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from idiolect.data import Dataset, Federation, Split, SplitFile
+    from idiolect.data.shift import Shift
     from idiolect.method import Method
 
 
@@ -23,7 +24,7 @@ def _mapping(text: str) -> Any:
 
 
 # how rows are divided where neither the user nor a finished division (a split file, a federation) says
-DIVISION: dict[str, Any] = {"clients": 20, "test": 0.25, "validation": 0.0, "test_from": "merged"}
+DIVISION: dict[str, Any] = {"clients": 20, "test": 0.25, "validation": 0.0, "test_from": "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,13 @@ class Fields:
     seed: int = _field(0, "seed of everything; a split file stays as it is")
     test: float = _field(None, "share of each client's rows to test on; a split file has its own")
     validation: float = _field(None, "share of each client's rows to validate on; a split file has its own")
-    test_from: str = _field(None, "test rows: merged (a share of each client's) or official; a split file has its own")
+    test_from: str = _field(
+        None,
+        "test rows: official, merged (a share of each client's), or auto: official where there are any; a split file "
+        "has its own",
+    )
+    shift: str | Shift = _field("none", "how samples differ by client: rotation:4, noise:0.5, colour:0.5")
+    held_out: float = _field(0.0, "clients that never train, evaluated apart: a share, or a number from 1")
     drop: float = _field(0.0, "probability that a participant's reply is lost")
     evaluate_every: int = _field(1, "rounds between two evaluations")
     checkpoint_every: int = _field(10, "rounds between two checkpoints; 0: none")

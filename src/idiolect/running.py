@@ -14,7 +14,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
@@ -39,6 +39,9 @@ SUMMARY = "summary.json"
 CHECKPOINT = "checkpoint"
 FILES = ("run.toml", "rounds.parquet", "clients.parquet", "notes.safetensors", "models", CHECKPOINT)  # SUMMARY is last
 Watch = Callable[[Report], None]
+MOMENTS = ("received", "trained")
+HELD_OUT = "held_out"
+TABLES = ("rounds", "clients", "notes")  # of a record
 
 
 @dataclass
@@ -76,6 +79,7 @@ class Record:
     rounds: list[dict[str, Any]] = field(default_factory=list)
     clients: list[dict[str, Any]] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
+    moments: tuple[str, ...] = MOMENTS
 
     def add(self, report: Report) -> None:
         row: dict[str, Any] = {
@@ -88,7 +92,7 @@ class Record:
             "seconds_train": report.seconds_train,
             "seconds_evaluate": report.seconds_evaluate,
         }
-        for moment in ("received", "trained"):
+        for moment in self.moments:
             scores = getattr(report, moment)
             row |= {f"{moment}_{k}": v for k, v in _means([s for all_ in scores.values() for s in all_]).items()}
             self.clients += [
@@ -132,7 +136,7 @@ def run(
     context = experiment.context()
     state = context.state
     progress = Progress(state.server, Rows(state.rows), context.store(experiment.clients))
-    record = Record()
+    record = Record(moments=(*MOMENTS, HELD_OUT) if experiment.num_clients < experiment.clients else MOMENTS)
     checkpoints = _checkpoints(experiment, path) if path is not None and experiment.checkpoint_every else None
 
     def report(report: Report) -> None:
@@ -155,7 +159,7 @@ def run(
             restored, broken = checkpoints.load(progress)
             for sentence in broken:
                 warnings.warn(f"{sentence} The run goes on from the one before.", stacklevel=2)
-            record = Record(**restored)
+            record = replace(record, **restored)
             if watch is not None:
                 for row in record.rounds:
                     watch(Report(row["round"]))  # that it was carried out, without its scores
@@ -235,7 +239,7 @@ def _history(checkpoints: Checkpoints | None, round: int) -> list[dict[str, Any]
 
 def checkpoint(checkpoints: Checkpoints, progress: Progress, record: Record) -> None:
     try:
-        checkpoints.save(progress, vars(record))
+        checkpoints.save(progress, {name: getattr(record, name) for name in TABLES})
     except OSError as error:
         there = [file.stem for file in checkpoints.listed()]
         kept = f"the checkpoint after round {there[0]} is whole" if there else "there is none before it"
@@ -326,18 +330,17 @@ def summarise(experiment: Run, context: Context, record: Record, total: float) -
         "split_hash": experiment.federation.split_hash,
         "network_parameters": context.net.trainable.size,
         "rounds": experiment.rounds,
-        "clients": experiment.clients,
+        "clients": experiment.num_clients,
         "seed": experiment.seed,
         "accuracy": {
             moment: {
                 average: _over_rounds([r[f"{moment}_{average}"] for r in rounds], max)
                 for average in ("plain", "weighted")
             }
-            for moment in ("received", "trained")
+            for moment in MOMENTS
         },
-        "loss": {
-            moment: _over_rounds([r[f"{moment}_loss"] for r in rounds], min) for moment in ("received", "trained")
-        },
+        "loss": {moment: _over_rounds([r[f"{moment}_loss"] for r in rounds], min) for moment in MOMENTS},
+        **_held_out(experiment, record),
         "bytes": {"down": sum(r["bytes_down"] for r in rounds), "up": sum(r["bytes_up"] for r in rounds)},
         "gradient_passes": fmean(r["gradient_passes"] for r in trained) if trained else 0.0,
         "seconds": {
@@ -349,6 +352,23 @@ def summarise(experiment: Run, context: Context, record: Record, total: float) -
             "received: after download, before local training, all clients; trained: after local training, the round's "
             "participants. plain: mean over clients; weighted: over samples. best is the best round on the test rows."
         ),
+    }
+
+
+def _held_out(experiment: Run, record: Record) -> dict[str, Any]:
+    """How the clients do that never train, and which of the split they are; here they are the last ones."""
+    if HELD_OUT not in record.moments:
+        return {}
+    over = lambda name, best: _over_rounds([r[f"{HELD_OUT}_{name}"] for r in record.rounds], best)
+    accuracy = {average: over(average, max) for average in ("plain", "weighted")}
+    clients = list(experiment.federation.held_out)
+    return {
+        HELD_OUT: {
+            "evaluation": "as received, of the clients that never train, which are in no other number",
+            "clients": clients,
+            "accuracy": accuracy,
+            "loss": over("loss", min),
+        }
     }
 
 

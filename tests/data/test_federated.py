@@ -144,7 +144,7 @@ def test_the_table_counts_rows_classes_and_entropy():
 
 def test_the_recipe_says_it_all():
     data = official_data([30, 30], [10, 10], 2)
-    recipe = federate(data, "dirichlet:0.5,minimum=3", 4, 7, validation=0.1).recipe
+    recipe = federate(data, "dirichlet:0.5,minimum=3", 4, 7, validation=0.1, test_from="merged").recipe
     assert recipe == "d, dirichlet:0.5,minimum=3, 4 clients, seed 7, test 0.25 of each client's rows, validation 0.1"
     federation = federate(data, "iid", 4, 7, test_from="official")
     assert federation.recipe == "d, iid, 4 clients, seed 7, official test rows dealt"
@@ -205,8 +205,73 @@ def test_the_share_of_training_rows_left_out_is_left_out_of_the_test_too():
 
 def test_merged_splits_the_official_test_rows_like_all_others():
     data = official_data([30, 30], [10, 10], 2)
-    federation = federate(data, "iid", 4, 0)
+    federation = federate(data, "iid", 4, 0, test_from="merged")
     assert np.array_equal(np.sort(np.concatenate([*federation.train, *federation.test])), np.arange(80))
+
+
+def test_the_official_test_set_is_the_default_where_there_is_one():
+    data = official_data([30, 30], [10, 10], 2)
+    found = federate(data, "iid", 4, 0)
+    assert found.split_hash == federate(data, "iid", 4, 0, test_from="official").split_hash
+    assert found.recipe.endswith("official test rows dealt")
+    plain = data_with(LABELS)
+    nobodys = dataclasses.replace(plain, official_test=np.zeros(len(LABELS), bool))
+    for without in (plain, nobodys):
+        found = federate(without, "iid", 4, 0)
+        assert found.split_hash == federate(without, "iid", 4, 0, test_from="merged").split_hash
+
+
+# Splits that repeat rows
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 70), st.floats(0, 0.5), st.floats(0, 0.4),
+    st.booleans(), st.integers(0, 2**32),
+)  # fmt: skip
+def test_what_anybody_trains_with_nobody_is_tested_on(labels, clients, test, validation, official, seed):
+    data = data_with(labels, 5, np.arange(len(labels)) % 3 == 2)
+    test_from = "official" if official and len(labels) > 2 else "merged"
+    federation = federate(data, "resampled:0.3", clients, seed, test, validation, test_from)
+    pools = [
+        set(np.concatenate(list(part)).tolist()) for part in (federation.train, federation.validation, federation.test)
+    ]
+    assert not any(a & b for k, a in enumerate(pools) for b in pools[k + 1 :])
+    assert federation.clients == clients
+    assert all(len(rows) for rows in federation.train)
+    assert len({len(rows) for rows in federation.test}) == 1
+    if test_from == "official":
+        assert pools[2] <= set(np.flatnonzero(data.official_test).tolist())
+        assert not pools[0] & set(np.flatnonzero(data.official_test).tolist())
+
+
+def test_a_client_is_tested_on_the_proportions_it_trains_on():
+    data = data_with(np.tile(np.arange(5), 400))
+    federation = federate(data, "resampled:0.2,share=20", 6, 0)
+    for train, tested in zip(federation.train, federation.test, strict=True):
+        own, held = (np.bincount(data.strata[rows], minlength=5) / len(rows) for rows in (train, tested))
+        assert np.abs(own - held).max() < 0.04
+    assert [len(rows) for rows in federation.train] == [5000] * 6
+    assert [len(rows) for rows in federation.test] == [1667] * 6
+
+
+# Clients held out
+
+
+def test_clients_held_out_come_last_with_their_rows():
+    data = data_with(LABELS)
+    whole = federate(data, "dirichlet:0.3", 6, 1, validation=0.1)
+    apart = whole.holding_out(2, 5)
+    assert apart.clients == 6
+    assert len(apart.held_out) == 2
+    order = [k for k in range(6) if k not in apart.held_out] + list(apart.held_out)
+    for part in ("train", "validation", "test"):
+        before, after = getattr(whole, part), getattr(apart, part)
+        assert all(np.array_equal(after[k], before[was]) for k, was in enumerate(order))
+    assert apart.split_hash != whole.split_hash
+    assert apart.recipe == f"{whole.recipe}, 2 clients held out"
+    assert apart.split_hash == whole.holding_out(2, 5).split_hash
+    assert len({whole.holding_out(2, seed).held_out for seed in range(9)}) > 3
 
 
 def test_what_cannot_be_dealt_officially_is_refused():

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from idiolect.data.apportion import Counts
 from idiolect.data.dataset import Dataset
-from idiolect.data.holdout import carve, deal_official
+from idiolect.data.holdout import Parts, carve, deal_official
 from idiolect.data.partition import Split, parse
 from idiolect.data.partition.split import Rows
 from idiolect.data.ragged import Index, Ragged, count_different
+from idiolect.data.shift import Shift, Shifted
+from idiolect.data.streams import stream
 from idiolect.errors import UsageError
 
-TestFrom = Literal["merged", "official"]
+TestFrom = Literal["auto", "merged", "official"]
 AT_ONCE = 20_000  # clients in one piece of work: what it makes meanwhile stays in the cache
 
 
@@ -26,8 +29,10 @@ AT_ONCE = 20_000  # clients in one piece of work: what it makes meanwhile stays 
 class Federation:
     """Row numbers of `dataset` per client, ascending; any sequence of arrays may be given for a part.
 
-    No row belongs to two clients or to two parts, but for a split that repeats rows. `split_hash` identifies the
-    division; `recipe` says in words how it was made, and `made_with` the arguments of `federate`, where it was.
+    No row belongs to two clients or to two parts, unless the split repeats rows: then no row that anybody trains with
+    is in another part of anybody. `split_hash` identifies the division; `recipe` says in words how it was made, and
+    `made_with` the arguments of `federate`, where it was. `shift` changes the samples of each client. `held_out`
+    clients never train: they come last, and these are the numbers that they had before.
     """
 
     dataset: Dataset
@@ -37,6 +42,8 @@ class Federation:
     split_hash: str
     recipe: str
     made_with: Mapping[str, Any] = field(default_factory=dict)
+    shift: Shifted | None = None
+    held_out: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for part in ("train", "validation", "test"):
@@ -48,6 +55,33 @@ class Federation:
 
     def __repr__(self) -> str:
         return f"Federation({self.recipe!r}, split_hash={self.split_hash[:12]!r})"
+
+    def shifted(self, shift: Shift, seed: int) -> Federation:
+        """The same rows, with the samples of each client changed."""
+        shift.check(self.dataset)
+        recipe = f"{self.recipe}, shift {shift}"
+        mark = _marked(self.split_hash, f"shift {shift}, seed {seed}")
+        shifted = Shifted(shift, shift.places(self.clients, seed), seed)
+        return replace(self, shift=shifted, recipe=recipe, split_hash=mark)
+
+    def holding_out(self, count: int, seed: int) -> Federation:
+        """The same clients, of which so many, chosen from the seed, never train. They are put last; the others, and
+        they among themselves, keep their order."""
+        away = np.sort(stream(seed, "held-out clients").permutation(self.clients)[:count])
+        order = np.concatenate([np.setdiff1d(np.arange(self.clients), away), away])
+        train, validation, test = (getattr(self, part).take(order) for part in ("train", "validation", "test"))
+        mark = _marked(split_hash(train, validation, test), f"{count} held out")
+        if self.shift is not None:
+            mark = _marked(mark, f"shift {self.shift.shift}, seed {self.shift.seed}")
+        shift = self.shift and replace(self.shift, places=self.shift.places[order])
+        recipe = f"{self.recipe}, {count} clients held out"
+        held_out = tuple(away.tolist())
+        return Federation(self.dataset, train, validation, test, mark, recipe, self.made_with, shift, held_out)
+
+    def samples(self, part: Ragged, rows: slice = slice(None)) -> Any:
+        """The samples of these entries of a part, as their clients see them."""
+        x = self.dataset.x[torch.from_numpy(part.rows[rows])]
+        return x if self.shift is None else self.shift(x, part.owner[rows], part.rows[rows])
 
     def histogram(self, clients: slice = slice(None)) -> Counts:
         """Rows of each class in all parts of each client: [clients, classes]; one class where there are no labels."""
@@ -90,7 +124,7 @@ def federate(
     seed: int,
     test: float = 0.25,
     validation: float = 0.0,
-    test_from: TestFrom = "merged",
+    test_from: TestFrom = "auto",
 ) -> Federation:
     """Split the rows over clients, and keep some of each client's rows from training, stratified by class.
 
@@ -101,20 +135,47 @@ def federate(
     test_from="official": the training rows are split, and the official test rows are dealt so that each
     client's test set follows its own class proportions; `test` is not used.
 
+    test_from="auto": official where the data has an official test set, merged otherwise.
+
     `validation` is a share of the rows that were split, in both cases.
+
+    A split that repeats rows would bring a row to train one client and to test another. There the rows are divided
+    first, by the same shares, and all clients draw from each part.
     """
     split = parse(split) if isinstance(split, str) else split
+    test_from = _resolved(dataset, test_from)
     _check_shares(test, validation, test_from)
     pool = _pool(dataset, test_from)
+    recipe = _recipe(dataset, split, clients, seed, test, validation, test_from)
+    made_with = {"split": str(split), "clients": int(clients), "seed": int(seed), "test": float(test)}
+    made_with |= {"validation": float(validation), "test_from": test_from}
+    if split.repeats:
+        parts = _drawn(dataset, split, pool, clients, seed, test, validation, test_from)
+        return Federation(dataset, *parts, split_hash(*parts), recipe, made_with)
     owned = _checked(split, split(_keys(dataset, split)[pool], clients, seed), clients, len(pool))
     owned = Ragged(pool[owned.rows], owned.bounds)
     parts = carve(dataset.strata, owned, test if test_from == "merged" else 0.0, validation, seed)
     if test_from == "official":
         parts = parts._replace(test=_official(dataset, owned, seed))
-    made_with = {"split": str(split), "clients": int(clients), "seed": int(seed), "test": float(test)}
-    made_with |= {"validation": float(validation), "test_from": test_from}
-    recipe = _recipe(dataset, split, clients, seed, test, validation, test_from)
     return Federation(dataset, *parts, split_hash(*parts), recipe, made_with)
+
+
+def _drawn(
+    dataset: Dataset, split: Split, pool: Index, clients: int, seed: int, test: float, validation: float, test_from: str
+) -> Parts:
+    """The parts of all rows, stratified, and what each client draws of each of them."""
+    whole = carve(dataset.strata, Ragged.of([pool]), test if test_from == "merged" else 0.0, validation, seed)
+    if test_from == "official":
+        whole = whole._replace(test=Ragged.of([np.setdiff1d(np.arange(len(dataset)), pool)]))
+    keys = _keys(dataset, split)
+
+    def draw(of: Index) -> Ragged:
+        if not len(of):
+            return Ragged(of, np.zeros(clients + 1, np.int64))
+        found = Ragged.of(split(keys[of], clients, seed))
+        return Ragged(of[found.rows], found.bounds)
+
+    return Parts(*(draw(part.rows) for part in whole))
 
 
 def split_hash(train: Iterable[Index], validation: Iterable[Index], test: Iterable[Index]) -> str:
@@ -141,9 +202,20 @@ def _words(parts: list[Ragged], sizes: Counts, start: int) -> Index:
     return words
 
 
+def _marked(known: str, more: str) -> str:
+    """The hash of a division that has something to it."""
+    return hashlib.sha256(f"{known}, {more}".encode()).hexdigest()
+
+
+def _resolved(dataset: Dataset, test_from: TestFrom) -> TestFrom:
+    if test_from not in ("auto", "merged", "official"):
+        raise UsageError(f"Expected test_from to be 'auto', 'merged' or 'official', found {test_from!r}.")
+    if test_from != "auto":
+        return test_from
+    return "merged" if dataset.official_test is None or not dataset.official_test.any() else "official"
+
+
 def _check_shares(test: float, validation: float, test_from: str) -> None:
-    if test_from not in ("merged", "official"):
-        raise UsageError(f"Expected test_from to be 'merged' or 'official', found {test_from!r}.")
     held_out = (test if test_from == "merged" else 0.0) + validation
     if not (0 <= test < 1 and 0 <= validation < 1 and held_out < 1):
         raise UsageError(

@@ -58,6 +58,12 @@ class Ragged(Sequence[Index]):
         """The client of each entry of `rows`."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
+    def take(self, clients: Index) -> Ragged:
+        """These clients, in this order."""
+        sizes = self.sizes[clients]
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        return Ragged(self.rows[np.repeat(self.bounds[clients] - bounds[:-1], sizes) + np.arange(bounds[-1])], bounds)
+
     def __len__(self) -> int:
         return len(self.bounds) - 1
 

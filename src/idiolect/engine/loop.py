@@ -41,13 +41,13 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
     done = Report(0)
     if context.method.says_hello:
         met = {}
-        for reply in backend.do(turns(context, progress, "hello", range(run.clients))):
+        for reply in backend.do(turns(context, progress, "hello", range(run.num_clients))):
             assert reply.up is not None
             summed(context.method.name, reply.up, run.secure)
             sent = {slot: copied(value) for slot, value in reply.up.rows.items()}
             met[reply.client] = {**progress.rows[reply.client], **sent}
             done.bytes_up += nbytes(sent)
-            done.passes += reply.passes / run.clients
+            done.passes += reply.passes / run.num_clients
         progress.rows = Rows(progress.rows.template, met)
     return done
 
@@ -101,14 +101,15 @@ def facts(run: Any, context: Context, r: int, weights: Mapping[int, float]) -> F
     """What the server may know of a round in which these clients count, with these weights."""
     ids = tuple(sorted(weights))
     weighed = tuple(weights[i] for i in ids)
-    return Facts(r, run.clients, ids, weighed, context.rate(r), run.rounds, run.seed, partial(context.server, r))
+    return Facts(r, run.num_clients, ids, weighed, context.rate(r), run.rounds, run.seed, partial(context.server, r))
 
 
 def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, done: Report) -> Report:
-    """Score every client with the model that it would have after download."""
+    """Score every client with the model that it would have after download; apart, those that never train."""
     started = time.perf_counter()
     for reply in backend.do(turns(context, progress, "received", range(run.clients))):
-        done.received[reply.client] = reply.scores
+        scores = done.received if reply.client < run.num_clients else done.held_out
+        scores[reply.client] = reply.scores
     done.seconds_evaluate = time.perf_counter() - started
     return done
 

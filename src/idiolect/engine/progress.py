@@ -23,13 +23,14 @@ class Progress:
 @dataclass
 class Report:
     """What one round says of itself. `received`: each client's scores with what it would download after this round;
-    `trained`: the participants' after local training."""
+    `trained`: the participants' after local training; `held_out`: as received, of clients that never train."""
 
     round: int  # rounds finished
     participants: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
     received: dict[int, tuple[Score, ...]] = field(default_factory=dict)
     trained: dict[int, tuple[Score, ...]] = field(default_factory=dict)
+    held_out: dict[int, tuple[Score, ...]] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
     passes: float = 0.0  # gradient passes over the participants' own data, on average

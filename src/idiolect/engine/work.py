@@ -46,7 +46,7 @@ class Shards:
         for split in SPLITS:
             part = getattr(federation, split)
             rows = torch.from_numpy(part.rows)
-            values = data.x[rows]
+            values = federation.samples(part)
             if values.is_floating_point():
                 values = values.to(dtype)
             if values.dim() == 4:
@@ -133,13 +133,14 @@ class Context:
     device: str = "cpu"
     network: str | None = None  # the name by which `nets.build` made the module
     options: Mapping[str, Any] = field(default_factory=dict)
+    num_clients: int | None = None  # that may take part; None: all
     trainer: Trainer = field(default=train)
 
     @cached_property
     def net(self) -> Net:
         return Net(
             self.module, self.shape, self.classes, self.settings.seed, self.dtype, self.network, self.options,
-            self.shards.clients,
+            self.shards.clients if self.num_clients is None else self.num_clients,
         )  # fmt: skip
 
     @cached_property

@@ -17,8 +17,11 @@ def headline(summary: Mapping[str, Any]) -> str:
     hashes = ", ".join(dict.fromkeys(h[:12] for h in summary["split_hash"].values()))
     listed = ", ".join(map(str, seeds))
     over = f"mean ± standard deviation over seeds {listed}" if len(seeds) > 1 else f"seed {listed}"
+    clients = f"all {summary['clients']} clients"
+    if "held_out" in summary:
+        clients += f" that train, without the {summary['held_out']} held out"
     return (
-        f"Test accuracy in % as received (after download, before local training): all {summary['clients']} clients, "
+        f"Test accuracy in % as received (after download, before local training): {clients}, "
         f"plain mean over clients, last round of {summary['rounds']}; {over}. "
         f"Data {summary['data']}, split {summary['split']}, hash {hashes}."
     )
@@ -26,13 +29,14 @@ def headline(summary: Mapping[str, Any]) -> str:
 
 def footnote(summary: Mapping[str, Any]) -> str:
     """What the other columns are."""
+    apart = "held out: the same of the clients that never train; " if "held_out" in summary else ""
     alone = "gain: points over Local, client by client; worse: clients below what they reach alone, in %; "
     return (
         "last 10, best: the same accuracy, over the last ten evaluations and at its best on the test rows; weighted: "
         "over test samples; clients ±: standard deviation over clients; lowest tenth: mean over the worst tenth of the "
         f"clients; {alone if 'gain_over_local' in summary['methods'][0]['received'] else ''}trained: the round's "
-        "participants after local training; kB, passes: sent, and gradient passes over its own data, per participant "
-        "and round; s / round: seconds of a round without its evaluation."
+        f"participants after local training; {apart}kB, passes: sent, and gradient passes over its own data, per "
+        "participant and round; s / round: seconds of a round without its evaluation."
     )
 
 
@@ -55,6 +59,8 @@ def _cells(entry: Entry) -> Iterator[tuple[str, str]]:
         yield "gain", percent(received["gain_over_local"], sign=True)
         yield "worse", percent(received["worse_than_local"])
     yield "trained", percent(entry["trained"]["plain"]["last"])
+    if "held_out" in entry:
+        yield "held out", percent(entry["held_out"]["plain"]["last"], spread=True)
     yield "kB down", f"{entry['bytes_per_participant']['down']['mean'] / 1000:.0f}"
     yield "kB up", f"{entry['bytes_per_participant']['up']['mean'] / 1000:.0f}"
     yield "passes", f"{entry['gradient_passes']['mean']:.1f}"
@@ -106,7 +112,10 @@ def run(summary: Mapping[str, Any]) -> str:
         f"{summary['method']}: {summary['split']}; {summary['rounds']} rounds; split hash {summary['split_hash'][:12]}",
         f"{'test accuracy, %':<20}{'last':>7}{'last 10':>9}{'best':>7}",
     ]
-    for moment, averages in summary["accuracy"].items():
+    accuracy = dict(summary["accuracy"])
+    if "held_out" in summary:
+        accuracy[f"{len(summary['held_out']['clients'])} held out"] = summary["held_out"]["accuracy"]
+    for moment, averages in accuracy.items():
         for average, over in averages.items():
             last, last10, best = (percent({"mean": over[k]}) for k in ("last", "last10", "best"))
             lines.append(f"{f'{moment}, {average}':<20}{last:>7}{last10:>9}{best:>7}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from idiolect.data.apportion import Counts
 from idiolect.data.ragged import Ragged
+from idiolect.data.texts import written
 from idiolect.errors import UsageError
 
 Labels = NDArray[Any]
@@ -41,13 +42,8 @@ class Split(ABC):
         return cls.__name__.lower()
 
     def __str__(self) -> str:
-        """The text from which `parse` makes this split: a number in first place, and what is not default."""
-        parts = []
-        for place, field in enumerate(fields(self)):
-            value = getattr(self, field.name)
-            if value != field.default or (place == 0 and not isinstance(value, str)):
-                parts.append(_plain(value) if place == 0 else f"{field.name}={_plain(value)}")
-        return self.name() + (":" + ",".join(parts) if parts else "")
+        """The text from which `parse` makes this split."""
+        return written(self.name(), self)
 
 
 @dataclass(frozen=True)
@@ -118,9 +114,3 @@ def rows_by_class(labels: Labels) -> Rows:
     order = np.argsort(labels, kind="stable").astype(np.int64, copy=False)
     inner = np.flatnonzero(labels[order[1:]] != labels[order[:-1]]) + 1
     return Ragged(order, np.concatenate([[0], inner, [len(order)]]))
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
