@@ -31,4 +31,5 @@ clean:
 		{ echo "Python 3.11 or newer is needed; choose one with 'make PYTHON=python3.12 ...'."; exit 1; }
 	$(PYTHON) -m venv .venv
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --progress-bar off -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps -c constraints.txt flwr-datasets seaborn
 	@touch $@

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from idiolect.cli import run_fields
 from idiolect.data import IID, Dirichlet, Given, Pathological, Quantity, parse
+from idiolect.data import shift as shifts
 from idiolect.data.partition import SPLITS as KNOWN
 from idiolect.data.partition import Balanced, Blocks, Extended, Shards, describe
 from idiolect.errors import UsageError
 
+PAGE = Path(__file__).parents[2] / "docs" / "data" / "splits.md"
 SPLITS = [
     Dirichlet(),
     Dirichlet(100.0, 1),
@@ -385,6 +388,15 @@ def test_every_split_is_found_by_its_file_described_and_named_by_help():
         assert line.endswith(".")
         assert name in run_fields()["split"][2]
     assert described["dirichlet"][0] == "alpha=0.1, minimum=10"
+
+
+def test_the_page_of_splits_has_them_all_with_their_options():
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    table = dict(tuple(cell.strip(" `") for cell in line.split("|")[1:3]) for line in lines)
+    for name, options, _ in describe():
+        assert table[name] == options
+    for text, _ in shifts.describe():
+        assert text.partition(":")[0] in {name.partition(":")[0] for name in table}
 
 
 def test_given_leaves_out_groups_that_are_too_small():
