@@ -14,7 +14,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
@@ -159,7 +159,7 @@ def run(
             restored, broken = checkpoints.load(progress)
             for sentence in broken:
                 warnings.warn(f"{sentence} The run goes on from the one before.", stacklevel=2)
-            record = replace(record, **restored)
+            record = Record(**restored, moments=record.moments)
             if watch is not None:
                 for row in record.rounds:
                     watch(Report(row["round"]))  # that it was carried out, without its scores

@@ -29,7 +29,7 @@ def without(method, **fields):
     apart = run(experiment(method, federation=FEDERATION, held_out=AWAY, **fields))
     all_ = apart.run.federation
     parts = [list(getattr(all_, part))[:-AWAY] for part in ("train", "validation", "test")]
-    five = Federation(all_.dataset, *parts, split_hash(list(zip(*parts, strict=True))), "five")
+    five = Federation(all_.dataset, *parts, split_hash(*parts), "five")
     return apart, run(experiment(method, federation=five, **fields))
 
 
