@@ -1,4 +1,5 @@
-"""One data set in memory, checked once when it is built, so that nothing later has to doubt it."""
+"""One data set, checked once when it is built, so that nothing later has to doubt it; what stays in a file is checked
+row by row as it is read."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idiolect.data.stored import Stored
 from idiolect.errors import UsageError
 
 Loss = Literal["cross_entropy", "squared"]
@@ -22,7 +25,8 @@ Loss = Literal["cross_entropy", "squared"]
 class Dataset:
     """Samples `x` with targets `y`, row by row, and what belongs to them.
 
-    x: float32 images [n, channels, height, width] or vectors [n, d], or int64 token ids [n, length].
+    x: float32 images [n, channels, height, width] or vectors [n, d], or int64 token ids [n, length]. A tensor, or
+        `Stored`, of which x[rows] gives any rows as a tensor: pixels of one byte, or what lies in a file.
     y: int64 labels [n] in 0..classes-1; for loss="squared" float32 targets [n, classes].
     classes: the number of outputs of the network.
     network: the name of the network used when a run names none.
@@ -32,7 +36,7 @@ class Dataset:
     """
 
     name: str
-    x: Tensor
+    x: Tensor | Stored
     y: Tensor
     classes: int
     network: str
@@ -75,7 +79,9 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """Other samples or targets have another one."""
+        """Other samples or targets have another one. All samples are read for it, some at a time."""
+        if isinstance(self.x, Stored):
+            return digest(chain(self.x.bytes(), [self.y]), str((self.x.form, self.x.scale)))
         return digest([self.x, self.y])
 
     @property
@@ -84,9 +90,9 @@ class Dataset:
         return self.y.numpy() if self.loss == "cross_entropy" else np.zeros(len(self.x), np.int64)
 
 
-def digest(tensors: Iterable[Tensor]) -> str:
-    """Twelve digits that stand for the numbers in these tensors."""
-    found = hashlib.sha256()
+def digest(tensors: Iterable[Tensor], about: str = "") -> str:
+    """Twelve digits that stand for the numbers in these tensors, and for a text."""
+    found = hashlib.sha256(about.encode())
     for t in tensors:
         found.update(f"{t.dtype}{list(t.shape)}".encode())
         found.update(t.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
@@ -107,18 +113,18 @@ def from_arrays(
     here: what looks like a mistake is refused with the line that mends it.
     """
     features = _features(name, x)
-    labels = _labels(name, y)
+    labels = to_labels(name, y)
     if classes is None:
         classes = count_classes(name, labels)
     groups = None if group is None else _array(name, "group", group)
     return Dataset(name, features, labels, classes, network or default_network(features), groups)
 
 
-def default_network(x: Tensor) -> str:
+def default_network(x: Tensor | Stored) -> str:
     """The network used for samples like these when nobody names one."""
-    if not x.is_floating_point():
+    if not x.dtype.is_floating_point:
         return "fasttext"
-    if x.ndim == 4:
+    if len(x.shape) == 4:
         return "cnn4" if min(x.shape[2:]) >= 28 else "convnet3"
     return "mlp"
 
@@ -152,7 +158,8 @@ def _features(name: str, x: Any) -> Tensor:
     raise UsageError(f"{name}: expected x as floats or int64 token ids, found {array.dtype}; convert it to numbers.")
 
 
-def _labels(name: str, y: Any) -> Tensor:
+def to_labels(name: str, y: Any) -> Tensor:
+    """Class numbers as the data set holds them."""
     array = _array(name, "y", y)
     if array.dtype.kind == "b":
         raise UsageError(f"{name}: expected integer labels, found True and False; pass y.astype('int64').")
@@ -170,7 +177,7 @@ def _labels(name: str, y: Any) -> Tensor:
 
 def count_classes(name: str, labels: Tensor) -> int:
     """The number of classes, if the labels are exactly 0, 1, ..., C-1."""
-    seen: list[int] = np.unique(labels.numpy()).tolist()
+    seen = _distinct(labels.numpy())
     if seen != list(range(len(seen))):
         raise UsageError(
             f"{name}: expected labels 0, 1, ..., C-1, found {_some(seen)}; number them by "
@@ -179,19 +186,28 @@ def count_classes(name: str, labels: Tensor) -> int:
     return len(seen)
 
 
+def _distinct(labels: NDArray[np.int64]) -> list[int]:
+    """Ascending. Counting takes a tenth of the time of sorting."""
+    if labels.ndim == 1 and len(labels) and labels.min() >= 0 and labels.max() <= len(labels):
+        return np.flatnonzero(np.bincount(labels)).tolist()  # type: ignore[no-any-return]
+    return np.unique(labels).tolist()  # type: ignore[no-any-return]
+
+
 def _some(values: list[int]) -> str:
     shown = ", ".join(map(str, values[:8]))
     return "{" + shown + (", ..." if len(values) > 8 else "") + "}"
 
 
-def _check_x(name: str, x: Tensor) -> None:
+def _check_x(name: str, x: Tensor | Stored) -> None:
     if x.dtype not in (torch.float32, torch.int64):
         raise UsageError(f"{name}: expected x as float32 or int64 token ids, found {x.dtype}; convert it with .to().")
-    if x.ndim < 2 or x.numel() == 0:
+    if len(x.shape) < 2 or x.shape.numel() == 0:
         raise UsageError(
             f"{name}: expected x of shape [rows, ...] with at least one row and one feature, found "
             f"{list(x.shape)}; a single feature per row is x[:, None]."
         )
+    if isinstance(x, Stored):
+        return  # which checks the rows that are asked for
     low, high = torch.aminmax(x)  # NaN and inf show in the extremes; no second array of x's size
     if x.dtype == torch.int64 and low < 0:
         raise UsageError(f"{name}: expected token ids from 0, found {int(low)}; number the tokens from 0.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idiolect.data import cache
 from idiolect.data.dataset import Dataset, count_classes, default_network
+from idiolect.data.stored import BLOCK, Pixels, Stored, blocks, normalised
 from idiolect.errors import UsageError
 
-Pixels = NDArray[np.uint8]  # [rows, height, width, channels]
+FLOATS = 64 << 20  # bytes up to which images are kept as the floats that they become
 
 
 def samples(
@@ -32,12 +35,13 @@ def samples(
     group: NDArray[Any] | None = None,
 ) -> Dataset:
     """Pixels scaled to [0, 1] and normalised per channel by `mean` and `std`, which are measured on the training images
-    where not given (mean 0 and std 1 leave [0, 1] as it is). The first `in_train` rows are the training set, the others
-    the official test set; all, where there is none."""
+    where not given (mean 0 and std 1 leave [0, 1] as it is). Large sets stay pixels, which become floats row by row as
+    they are asked for. The first `in_train` rows are the training set, the others the official test set; all, where
+    there is none."""
     if mean is None or std is None:
         measured = channel_statistics(pixels[:in_train])
         mean, std = measured[0] if mean is None else mean, measured[1] if std is None else std
-    x = _normalise(where, pixels, mean, std)
+    x = _kept(where, pixels, mean, std)
     y = torch.from_numpy(labels.astype(np.int64))
     return Dataset(
         name,
@@ -53,32 +57,43 @@ def samples(
 def channel_statistics(pixels: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel of pixels scaled to [0, 1]; exact, from the histogram."""
     values = np.arange(256) / 255
-    means, stds = [], []
-    for channel in range(pixels.shape[3]):
-        share = np.bincount(pixels[..., channel].ravel(), minlength=256) / pixels[..., channel].size
-        means.append(float(share @ values))
-        stds.append(float(np.sqrt(share @ (values - means[-1]) ** 2)))
+    channels = range(pixels.shape[3])
+    counts = np.zeros((len(channels), 256), np.int64)
+    for some in blocks(pixels):
+        counts += [np.bincount(some[..., channel].ravel(), minlength=256) for channel in channels]
+    shares = counts / (pixels.size // len(channels))
+    means = [float(share @ values) for share in shares]
+    stds = [float(np.sqrt(share @ (values - mean) ** 2)) for share, mean in zip(shares, means, strict=True)]
     return tuple(means), tuple(stds)
 
 
 def decode(where: Path, blobs: Sequence[bytes | None]) -> Pixels:
-    """PNG or JPEG files as one array. The first one decides the size, and whether there is colour."""
-    pixels: Pixels | None = None
-    mode = ""
-    for row, blob in enumerate(blobs):
-        picture = _open(where, row, blob)
-        if pixels is None:
-            mode = "L" if picture.mode in ("1", "L") else "RGB"
-            pixels = np.empty((len(blobs), picture.height, picture.width, len(mode)), np.uint8)
-        if (picture.height, picture.width) != pixels.shape[1:3]:
-            raise UsageError(
-                f"Expected images of one size in '{where}', found {pixels.shape[1]}x{pixels.shape[2]} "
-                f"and, in row {row}, {picture.height}x{picture.width}; resize them first."
-            )
-        pixels[row] = np.asarray(picture if picture.mode == mode else picture.convert(mode)).reshape(pixels.shape[1:])
-    if pixels is None:
+    """PNG or JPEG files as one array. The first one decides the size, and whether there is colour. The same bytes are
+    decoded once, and from then on mapped from the cache (`data/cache.py`)."""
+    import PIL
+
+    if not len(blobs):
         raise UsageError(f"Expected at least one row in '{where}', found none.")
-    return pixels
+    return cache.kept(cache.key(f"Pillow {PIL.__version__}", blobs), len(blobs), lambda: _decoded(where, blobs))
+
+
+def _decoded(where: Path, blobs: Sequence[bytes | None]) -> Iterator[Pixels]:
+    """Some pictures at a time."""
+    first = _open(where, 0, blobs[0])
+    mode = "L" if first.mode in ("1", "L") else "RGB"
+    shape = (first.height, first.width, len(mode))
+    together = max(1, BLOCK // (shape[0] * shape[1] * shape[2]))
+    for start in range(0, len(blobs), together):
+        some = np.empty((min(together, len(blobs) - start), *shape), np.uint8)
+        for row in range(start, start + len(some)):
+            picture = _open(where, row, blobs[row])
+            if (picture.height, picture.width) != shape[:2]:
+                raise UsageError(
+                    f"Expected images of one size in '{where}', found {shape[0]}x{shape[1]} and, in row {row}, "
+                    f"{picture.height}x{picture.width}; resize them first."
+                )
+            some[row - start] = np.asarray(picture if picture.mode == mode else picture.convert(mode)).reshape(shape)
+        yield some
 
 
 def _open(where: Path, row: int, blob: bytes | None) -> Any:
@@ -105,13 +120,15 @@ def _open(where: Path, row: int, blob: bytes | None) -> Any:
     return picture
 
 
-def _normalise(where: Path, pixels: Pixels, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def _kept(where: Path, pixels: Pixels, mean: Sequence[float], std: Sequence[float]) -> Tensor | Stored:
+    """Few images as the floats that they become, many as the pixels that they are."""
     channels = pixels.shape[3]
     if len(mean) != channels or len(std) != channels or not min(std) > 0:
         raise UsageError(
             f"Expected mean and std > 0 for each of the {channels} channels of '{where}', found "
             f"mean={tuple(mean)} and std={tuple(std)}."
         )
-    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-    by_channel = [torch.tensor(values, dtype=torch.float32).view(1, channels, 1, 1) for values in (mean, std)]
-    return x.div_(255).sub_(by_channel[0]).div_(by_channel[1])
+    if 4 * pixels.size <= FLOATS:
+        return normalised(pixels, mean, std).contiguous()
+    whole = isinstance(pixels, np.memmap) and isinstance(pixels.base, mmap)  # not a part of what the file holds
+    return Stored(Path(pixels.filename) if whole else pixels, mean, std, where.name)  # type: ignore[attr-defined]
