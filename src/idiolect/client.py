@@ -77,7 +77,7 @@ class Client:
     def __init__(
         self,
         task: Task,
-        x: Tensor,
+        x: Tensor | Callable[[], Tensor],
         y: Tensor,
         settings: Settings,
         trainer: Trainer,
@@ -87,13 +87,18 @@ class Client:
         visits: int,
         lr: float,
     ) -> None:
-        self.task, self._x, self._y = task, x, y
+        self.task, self._samples, self._y = task, x, y
         self._settings, self._trainer = settings, trainer
         self.id, self.round, self.visits, self.lr = id, round, visits, lr
         self.n = len(y)
         self.course = Course(self.n)
         self._calls = 0
         self._known: tuple[Tree, Tensor] | None = None  # a body and the training set's features under it
+
+    @cached_property
+    def _x(self) -> Tensor:
+        """The samples: fetched when they are first needed, which for a prediction they are not."""
+        return self._samples if isinstance(self._samples, Tensor) else self._samples()
 
     # training
 

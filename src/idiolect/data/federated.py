@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from idiolect.data.apportion import Counts
@@ -77,11 +76,6 @@ class Federation:
         recipe = f"{self.recipe}, {count} clients held out"
         held_out = tuple(away.tolist())
         return Federation(self.dataset, train, validation, test, mark, recipe, self.made_with, shift, held_out)
-
-    def samples(self, part: Ragged, rows: slice = slice(None)) -> Any:
-        """The samples of these entries of a part, as their clients see them."""
-        x = self.dataset.x[torch.from_numpy(part.rows[rows])]
-        return x if self.shift is None else self.shift(x, part.owner[rows], part.rows[rows])
 
     def histogram(self, clients: slice = slice(None)) -> Counts:
         """Rows of each class in all parts of each client: [clients, classes]; one class where there are no labels."""

@@ -38,8 +38,9 @@ class Stored:
         self.memory: Tensor | None = None
         self.values = np.asarray(mapped(values) if isinstance(values, Path) else values)
         self.form = self.values.shape, self.values.dtype
-        if self.values.dtype.kind not in ("u" if self.scale else "fiu"):
-            raise UsageError(f"{name}: expected x as numbers, found {self.values.dtype}; convert them first.")
+        if self.values.dtype.kind not in "fiu" or (self.scale is not None and self.values.dtype != np.uint8):
+            expected = "numbers" if self.scale is None else "uint8 pixels"
+            raise UsageError(f"{name}: expected x as {expected}, found {self.values.dtype}; convert it first.")
 
     @cached_property
     def values(self) -> NDArray[Any]:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from idiolect.client import Client, Settings, Trainer
 from idiolect.data.federated import Federation
+from idiolect.data.shift import Shifted
+from idiolect.data.stored import Stored
 from idiolect.engine.orders import key
 from idiolect.engine.steps import train
 from idiolect.engine.store import Store
@@ -29,31 +31,62 @@ from idiolect.tree import Tree
 SPLITS = ("train", "validation", "test")
 KEPT = "own buffers"  # the engine's private slot
 CHUNK = 512  # samples at a time in evaluation
+RESIDENT = 1 << 30  # bytes up to which all clients' samples are laid out in memory, once
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Rows of a data set, client after client, as each client sees them and a network takes them, when they are asked
+    for: `fetched[a:b]`."""
+
+    x: Tensor | Stored
+    rows: Tensor
+    dtype: torch.dtype
+    shift: Shifted | None
+    bounds: np.ndarray  # of the clients' rows
+    device: str = "cpu"
+
+    def __getitem__(self, part: slice) -> Tensor:
+        rows = self.rows[part]
+        values = self.x[rows]
+        if self.shift is not None:
+            places = np.arange(*part.indices(len(self.rows)))
+            values = self.shift(values, np.searchsorted(self.bounds, places, "right") - 1, rows.numpy())
+        if values.is_floating_point():
+            values = values.to(self.dtype)
+        if values.dim() == 4:
+            values = values.contiguous(memory_format=torch.channels_last)
+        return values.to(self.device)
+
+    def share_memory_(self) -> None:
+        self.x.share_memory_()
+        self.rows.share_memory_()
+
+    def to(self, device: str) -> Fetched:
+        return replace(self, device=device)
 
 
 @dataclass(frozen=True)
 class Shards:
-    """All clients' samples, client after client, for each split: a client's part is a view."""
+    """All clients' samples, client after client, for each split: a client's part is a view, or fetched when its turn
+    comes where all together are large."""
 
-    x: dict[str, Tensor]
+    x: dict[str, Tensor | Fetched]
     y: dict[str, Tensor]
     bounds: dict[str, np.ndarray]
 
     @staticmethod
     def of(federation: Federation, dtype: torch.dtype) -> Shards:
-        x, y, bounds = {}, {}, {}
         data = federation.dataset
-        for split in SPLITS:
-            part = getattr(federation, split)
-            rows = torch.from_numpy(part.rows)
-            values = federation.samples(part)
-            if values.is_floating_point():
-                values = values.to(dtype)
-            if values.dim() == 4:
-                values = values.contiguous(memory_format=torch.channels_last)
-            x[split], y[split] = values, data.y[rows].to(dtype) if data.loss == "squared" else data.y[rows]
-            bounds[split] = part.bounds
-        return Shards(x, y, bounds)
+        parts = {split: getattr(federation, split) for split in SPLITS}
+        rows = {split: torch.from_numpy(part.rows) for split, part in parts.items()}
+        x: dict[str, Tensor | Fetched] = {
+            split: Fetched(data.x, rows[split], dtype, federation.shift, part.bounds) for split, part in parts.items()
+        }
+        if sum(map(len, rows.values())) * data.x.shape[1:].numel() * dtype.itemsize <= RESIDENT:
+            x = {split: own[:] for split, own in x.items()}
+        y = {split: data.y[own].to(dtype) if data.loss == "squared" else data.y[own] for split, own in rows.items()}
+        return Shards(x, y, {split: part.bounds for split, part in parts.items()})
 
     @property
     def clients(self) -> int:
@@ -66,12 +99,19 @@ class Shards:
         return self
 
     def to(self, device: str) -> Shards:
-        x = {k: v.to(device) for k, v in self.x.items()}
+        x: dict[str, Tensor | Fetched] = {k: v.to(device) for k, v in self.x.items()}
         return Shards(x, {k: v.to(device) for k, v in self.y.items()}, self.bounds)
 
     def part(self, split: str, client: int) -> tuple[Tensor, Tensor]:
+        return self.samples(split, client), self.targets(split, client)
+
+    def samples(self, split: str, client: int) -> Tensor:
         a, b = self.bounds[split][client : client + 2]
-        return self.x[split][a:b], self.y[split][a:b]
+        return self.x[split][a:b]
+
+    def targets(self, split: str, client: int) -> Tensor:
+        a, b = self.bounds[split][client : client + 2]
+        return self.y[split][a:b]
 
     def size(self, split: str, client: int) -> int:
         a, b = self.bounds[split][client : client + 2]
@@ -168,9 +208,9 @@ class Context:
         return self.schedule(self.lr, round, self.rounds)
 
     def client(self, job: Job, kept: Tree | None = None) -> Client:
-        x, y = self.resident.part("train", job.client)
+        samples, y = self.resident.samples, self.resident.targets("train", job.client)
         me = self.view(
-            self.task, x, y, self.settings, self.trainer,
+            self.task, lambda: samples("train", job.client), y, self.settings, self.trainer,
             id=job.client, round=job.round, visits=job.visits, lr=self.rate(job.round),
         )  # fmt: skip
         me.course.buffers = kept
