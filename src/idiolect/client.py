@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from idiolect.augment import Augment
 from idiolect.engine import orders
 from idiolect.errors import UsageError
 from idiolect.optim import SGD, Adam
@@ -31,6 +33,7 @@ class Settings:
     batch_size: int
     optimizer: SGD | Adam
     clip: float | None = None
+    augment: Augment | None = None
 
 
 @dataclass
@@ -53,6 +56,9 @@ class Phase:
     beside: Any
     noise: int  # the key of whatever the network draws (dropout)
     carried: tuple[str, ...] = ()
+    augment: Augment | None = None
+    keys: list[tuple[int, ...]] = field(default_factory=list)  # of augmentation, for each batch of `indices`
+    body: Tree | None = None  # of which `batch.x` holds the features, where augmentation gives others every time
 
 
 @dataclass
@@ -136,8 +142,8 @@ class Client:
         given: constant tensors of the equation.
         epochs, lr, optimizer: the run's unless given; `steps` cuts the phase after so many batches.
         project: applied to the trained entries after every step.
-        features: a body; `batch.x` then holds the Features under it, computed once. Implied where `only` lies in the
-            head, and loss is the default.
+        features: a body; `batch.x` then holds the Features under it, computed once, or batch by batch of augmented
+            samples. Implied where `only` lies in the head, and loss is the default.
         beside: constants of each sample, [n, ...] or a tuple of such (a frozen model's logits, say): `batch.beside`.
         order: which shuffling; calls with the same number see the same batches. Default: 0, 1, ... call by call.
         share: the part of the training samples that this phase uses.
@@ -154,7 +160,14 @@ class Client:
         trained = tuple(k for k in (w if only is None else only) if k not in fixed and w[k].is_floating_point())
         if not trained:
             return w  # a network without a body, say
-        if features is None and loss is None and only is not None and all(k in self.task.net.head for k in trained):
+        augment = self._settings.augment
+        if augment is not None and beside is not None:
+            raise UsageError(
+                "The method compares each sample in training with what was computed of it before, which is not of the "
+                "augmented sample. Use augment=none, or another method."
+            )
+        in_head = loss is None and only is not None and all(k in self.task.net.head for k in trained)
+        if features is None and in_head and augment is None:
             features = w
         indices = self._indices(epochs, steps, order, share)
         groups = [tuple(indices[k : k + per_step]) for k in range(0, len(indices) - per_step + 1, per_step)]
@@ -166,7 +179,7 @@ class Client:
             correct=correct,
             step=step,
             given=tuple(given),
-            x=Features(self.features(features)) if features is not None else self._x,
+            x=Features(self.features(features)) if features is not None and augment is None else self._x,
             y=self._y,
             indices=groups,
             lr=self.lr if lr is None else lr,
@@ -176,6 +189,9 @@ class Client:
             beside=beside,
             noise=orders.key(self._settings.seed, "noise", self.round, self.id, order),
             carried=carried,
+            augment=augment,
+            keys=self._keys(groups, order, share) if augment is not None else [],
+            body=features if augment is not None else None,
         )
         result = self._trainer(self.task, phase)
         if self.buffers is not None and all(w.get(k) is v for k, v in self.buffers.items()):
@@ -191,6 +207,17 @@ class Client:
             if steps is not None and len(found) >= steps:
                 return found[:steps]
         return found
+
+    def _keys(self, groups: list[tuple[Tensor, ...]], order: int, share: float) -> list[tuple[int, ...]]:
+        """Of augmentation, batch by batch: a sample's depends on the epoch, and not on its batch."""
+        s, batches = self._settings, len(orders.cuts(math.ceil(share * self.n), self._settings.batch_size))
+        counter = itertools.count()
+        epochs = [[next(counter) // batches for _ in group] for group in groups]
+        keys = [
+            orders.key(s.seed, "augment", self.round, self.id, order, e)
+            for e in range(1 + max(epochs, default=[0])[-1])
+        ]
+        return [tuple(keys[e] for e in group) for group in epochs]
 
     def steps(self, epochs: int | None = None) -> int:
         """The optimiser steps that so many epochs take."""
@@ -278,17 +305,18 @@ class Client:
         return self._part(order[:first].sort().values), self._part(order[first:].sort().values)
 
     def over(self, x: Tensor, y: Tensor, batch_size: int | None = None) -> Client:
-        """This client with other samples than its own (condensed ones, say). So many trained on count as the same
-        number of its own would, in `passes`."""
+        """This client with other samples than its own (condensed ones, say), which are not augmented. So many trained
+        on count as the same number of its own would, in `passes`."""
         part = copy.copy(self)
         part._x, part._y, part.n, part._known = x, y, len(y), None
         part.__dict__.pop("counts", None)
-        if batch_size is not None:
-            part._settings = replace(self._settings, batch_size=batch_size)
+        part._settings = replace(self._settings, augment=None, batch_size=batch_size or self._settings.batch_size)
         return part
 
     def _part(self, rows: Tensor) -> Client:
-        return self.over(self._x[rows], self._y[rows])
+        part = self.over(self._x[rows], self._y[rows])
+        part._settings = self._settings
+        return part
 
     # randomness
 

@@ -17,7 +17,7 @@ import tomli_w
 import torch
 from torch import nn
 
-from idiolect import catalogue
+from idiolect import augment, catalogue
 from idiolect.client import Settings
 from idiolect.data import Dataset, Federation, Split, SplitFile, federate, load, parse
 from idiolect.data import shift as shifts
@@ -151,7 +151,7 @@ class Run(Fields):
             raise UsageError(f"momentum is SGD's; {self.optimizer} has its own. Set momentum=0 or optimizer=sgd.")
         else:
             optimizer = Adam(weight_decay=self.weight_decay, decoupled=self.optimizer == "adamw")
-        return Settings(self.seed, self.epochs, self.batch_size, optimizer, self.clip)
+        return Settings(self.seed, self.epochs, self.batch_size, optimizer, self.clip, augment.parse(self.augment))
 
     @cached_property
     def _schedule(self) -> Schedule:
@@ -210,8 +210,10 @@ class Run(Fields):
     def context(self) -> Context:
         """All that one client's process needs."""
         data = self.dataset
+        if self.settings.augment is not None:
+            self.settings.augment.check(data.name, data.shape)
         return Context(
-            method=cast(Method, self.method), module=self.module(), shape=tuple(data.x.shape[1:]),
+            method=cast(Method, self.method), module=self.module(), shape=data.shape,
             classes=data.classes, loss=data.loss, dtype=DTYPES[self.dtype],
             shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",

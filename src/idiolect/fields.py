@@ -54,6 +54,7 @@ class Fields:
     schedule: str = _field("constant", "learning rate over the rounds: constant, exponential, step, cosine")
     decay: float = _field(0.99, "factor of the exponential and step schedules")
     every: int = _field(100, "rounds between two steps of the step schedule")
+    augment: str = _field("none", "random changes of training images: none, crop:4, flip or crop:4,flip")
     network: str | nn.Module | None = _field(None, "a network's name; default: the data set's")
     network_options: Mapping[str, Any] = _mapping("what the network takes, as hidden=[200]")
     buffers: str = _field("average", "running statistics of norm layers: average, local, drop")

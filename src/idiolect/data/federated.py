@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from idiolect.data.apportion import Counts
@@ -239,12 +240,12 @@ def _keys(dataset: Dataset, split: Split) -> np.ndarray:
             )
         return dataset.group
     if split.reads == "samples":
-        if not dataset.x.is_floating_point():
+        if not dataset.x.dtype.is_floating_point:
             raise UsageError(
                 f"Expected numbers as samples for split '{split}', found token ids in '{dataset.name}'; use another "
                 "split."
             )
-        return dataset.x.flatten(1).numpy()
+        return dataset.x[torch.arange(len(dataset))].flatten(1).numpy()
     if split.reads == "labels" and dataset.loss != "cross_entropy":
         raise UsageError(
             f"Expected class labels for split '{split}', found numbers as targets in '{dataset.name}'; use "

@@ -35,7 +35,7 @@ class Shift(ABC):
 
     def check(self, data: Dataset) -> None:
         """Refuse samples that cannot be changed so."""
-        if not data.x.is_floating_point():
+        if not data.x.dtype.is_floating_point:
             raise UsageError(
                 f"Expected numbers as samples for shift '{self}', found token ids in '{data.name}'; use shift=none."
             )

@@ -141,7 +141,8 @@ def _kind(p: Phase) -> tuple[Any, ...]:
     beside, form = pytree.tree_flatten(p.beside)
     each = (*((v.shape[1:], v.dtype) if isinstance(v, Tensor) else v for v in beside), str(form))
     width = max(len(i) for group in p.indices for i in group)
-    plain = (p.loss, p.correct, p.step, p.project, p.trained, p.carried, p.lr, p.optimizer, p.clip)
+    altered = p.augment, p.body is None
+    plain = (p.loss, p.correct, p.step, p.project, p.trained, p.carried, p.lr, p.optimizer, p.clip, altered)
     return (*plain, shapes, told, str(structure), each, isinstance(p.x, Features), width if len(p.y) == 1 else 0)
 
 
@@ -150,6 +151,8 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
     p = phases[0]
     if len(phases) == 1:
         return [steps.train(task, p)]
+    if p.body is not None:
+        raise UsageError("Features of augmented samples are not computed together.")
     task.set_modes(p.weights, frozenset(p.trained))
     names = (*p.trained, *p.carried)
     values = [torch.stack([q.weights[k] for q in phases]).detach() for k in names]  # [K, ...] each
@@ -232,9 +235,17 @@ class _Samples:
         batches, masks = [], []
         for j in range(len(self.phases[0].indices[0])):
             rows, mask = self._rows(t, j, dtype)
-            batches.append(pytree.tree_map(partial(_chosen, rows=rows), self.columns))
+            batches.append(self._augmented(pytree.tree_map(partial(_chosen, rows=rows), self.columns), rows, t, j))
             masks.append(None if bool(mask.all()) else mask)
         return batches, masks, mask[:, 0] > 0
+
+    def _augmented(self, batch: Any, rows: Tensor, t: int, j: int) -> Any:
+        """The batch of each client with its images as this client would see them alone."""
+        if (augment := self.phases[0].augment) is None:
+            return batch
+        keys = torch.tensor([q.keys[t][j] if t < len(q.keys) else 0 for q in self.phases])[:, None].expand_as(rows)
+        images = augment(batch[0].flatten(0, 1), (rows - self.starts).flatten(), keys.flatten())
+        return images.reshape(batch[0].shape), *batch[1:]
 
     def _rows(self, t: int, j: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Rows and mask of batch j of step t, [K, B] each; padding repeats a client's first sample."""

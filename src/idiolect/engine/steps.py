@@ -24,10 +24,10 @@ def train(task: Task, phase: Phase) -> Tree:
     plain = [p.detach() for p in leaves]
     state: dict[str, Any] = {}
     torch.default_generator.manual_seed(phase.noise)  # dropout and the like
-    for group in phase.indices:
+    for t, group in enumerate(phase.indices):
         batches = [
-            Batch(rows(phase.x, indices), phase.y.index_select(0, indices), None, rows(phase.beside, indices))
-            for indices in group
+            Batch(inputs(task, phase, t, j), phase.y.index_select(0, indices), None, rows(phase.beside, indices))
+            for j, indices in enumerate(group)
         ]
         if phase.step is not None:
             here = live | mine  # carries no graph: what needs one asks for it
@@ -56,6 +56,18 @@ def train(task: Task, phase: Phase) -> Tree:
                     mine[k].copy_(v)
     moving = task.net.buffers.union(phase.carried)
     return Tree({k: _kept(v, live[k], k in moving) for k, v in phase.weights.items()})
+
+
+def inputs(task: Task, phase: Phase, t: int, j: int) -> Any:
+    """What the network sees in batch j of step t."""
+    x = rows(phase.x, phase.indices[t][j])
+    if phase.augment is None:
+        return x
+    x = phase.augment(x, phase.indices[t][j], phase.keys[t][j])
+    if phase.body is None:
+        return x
+    with torch.no_grad():
+        return Features(task.features(phase.body, x))
 
 
 def rows(x: Any, indices: Tensor) -> Any:

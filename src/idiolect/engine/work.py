@@ -219,7 +219,8 @@ class Context:
     def server(self, round: int, x: Tensor, y: Tensor) -> Client:
         """What the server trains with, where a method gives it samples: on the CPU, as all that the server does."""
         task = self.task if self.device == "cpu" else Task(self.net, self.loss)
-        return Client(task, x, y, self.settings, self.trainer, id=-1, round=round, visits=round, lr=self.rate(round))
+        settings = replace(self.settings, augment=None)
+        return Client(task, x, y, settings, self.trainer, id=-1, round=round, visits=round, lr=self.rate(round))
 
     @cached_property
     def resident(self) -> Shards:
