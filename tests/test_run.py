@@ -354,7 +354,7 @@ OTHER = {
     "epochs": 4, "batch_size": 5, "lr": 0.3, "momentum": 0.5, "weight_decay": 0.01, "nesterov": True, "optimizer": "adamw", "clip": 0.5, "schedule": "step",
     "decay": 0.5, "every": 7, "network": "mlp", "network_options": {"hidden": [3, 4]}, "buffers": "drop", "seed": 8, "test": 0.1, "validation": 0.2,
     "test_from": "official", "shift": "noise:0.5", "held_out": 2.0, "drop": 0.3, "evaluate_every": 2, "checkpoint_every": 5, "backend": "stacked", "workers": 3, "dtype": "float64", "device": "meta", "secure": True,
-    "augment": "crop:4,flip",
+    "augment": "crop:4,flip", "evaluate_clients": 3,
 }  # fmt: skip
 
 

@@ -134,12 +134,14 @@ def main() -> None:
 @click.option("--config", metavar="FILE", help="A run file (run.toml); options win over it.")
 @click.option("--out", metavar="DIR", help="Where to write; never over something else.  [runs/<method>-<data>-<n>]")
 @click.option("--resume", metavar="DIR", help="Go on with the run that was cut off there; takes --workers at most.")
+@click.option("--models/--no-models", default=True, help="Whether to save each client's weights.  [models]")
 def run(
     method: str | None,
     settings: Sequence[str],
     config: str | None,
     out: str | None,
     resume: str | None,
+    models: bool,
     **options: Any,
 ) -> None:
     """Train with one METHOD, and keep its metrics, its models and the run itself.
@@ -167,8 +169,8 @@ def run(
     path = Path(resume or out or _free(f"{experiment.method.name}-{Path(str(experiment.data)).name}"))
     try:
         with progress(experiment, 1) as advance:
-            told = lambda report: advance(experiment.method.name, report)  # type: ignore[union-attr]
-            result = running.run(experiment, path, told, resume=resume is not None)
+            watch = lambda report: advance(experiment.method.name, report)  # type: ignore[union-attr]
+            result = running.run(experiment, path, watch, models, resume=resume is not None)
     except KeyboardInterrupt:
         if running.begun(path):
             click.echo(f"What is finished is kept; 'idiolect run --resume {path}' goes on.", err=True)

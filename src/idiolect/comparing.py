@@ -210,7 +210,6 @@ def _settings(runs: Plan) -> dict[str, Any]:
 # the numbers
 
 EVALUATION = {
-    "received": "after download, before local training, all clients",
     "trained": "after local training, the round's participants",
     "held_out": "as received, of the clients that never train, where there are any; they are in no other number",
     "plain": "mean over clients",
@@ -246,7 +245,7 @@ def summarise(runs: Plan, found: Mapping[tuple[str, int], Found]) -> dict[str, A
         **({"held_out": first.clients - first.num_clients} if first.num_clients < first.clients else {}),
         "rounds": first.rounds,
         "seeds": list(dict.fromkeys(seed for _, seed in runs)),
-        "evaluation": EVALUATION,
+        "evaluation": {"received": f"after download, before local training, {first.evaluated_in_words}", **EVALUATION},
         "methods": entries,
         "settings": _settings(runs),
     }

@@ -70,8 +70,13 @@ class Run(Fields):
         for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every", "every", "checkpoint_every"):
             _whole(name, getattr(self, name), 0 if name in ("rounds", "checkpoint_every") else 1)
         _whole("seed", self.seed, 0)
-        if self.workers is not None:
-            _whole("workers", self.workers, 1)
+        for name in ("workers", "evaluate_clients"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        if self.evaluate_clients is not None and self.evaluate_clients > self.num_clients:
+            raise UsageError(
+                f"evaluate_clients must be at most the {self.num_clients} clients; found {self.evaluate_clients}."
+            )
         _among("backend", self.backend, BACKENDS)
         _among("buffers", self.buffers, BUFFERS)
         _among("dtype", self.dtype, tuple(DTYPES))
@@ -142,6 +147,21 @@ class Run(Fields):
     def evaluates(self, finished: int) -> bool:
         """Whether clients are evaluated after so many rounds."""
         return finished % self.evaluate_every == 0 or finished == self.rounds
+
+    @cached_property
+    def evaluated(self) -> Sequence[int]:
+        """The clients that are scored as received: all, or as many of those that train as asked for, the same in every
+        round, and all that are held out."""
+        if self.evaluate_clients is None:
+            return range(self.clients)
+        drawn = orders.draw(self.seed, "evaluated").choice(self.num_clients, self.evaluate_clients, replace=False)
+        return [*sorted(drawn.tolist()), *range(self.num_clients, self.clients)]
+
+    @property
+    def evaluated_in_words(self) -> str:
+        if self.evaluate_clients is None:
+            return "all clients"
+        return f"{self.evaluate_clients:,} of {self.num_clients:,} clients, drawn once from the seed"
 
     @cached_property
     def settings(self) -> Settings:

@@ -70,6 +70,7 @@ class Fields:
     held_out: float = _field(0.0, "clients that never train, evaluated apart: a share, or a number from 1")
     drop: float = _field(0.0, "probability that a participant's reply is lost")
     evaluate_every: int = _field(1, "rounds between two evaluations")
+    evaluate_clients: int | None = _field(None, "clients scored as received, drawn once; default: all")
     checkpoint_every: int = _field(10, "rounds between two checkpoints; 0: none")
     secure: bool = _field(False, "refuse what needs individual replies at the server (secure aggregation)")
     backend: str = _field("workers", "where clients run: workers, serial, stacked")

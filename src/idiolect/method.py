@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from idiolect.task import Batch, Net, Task, linear
 
 Slots = Mapping[str, Any]  # slot name -> Tree or Tensor
+SHELF = 64  # clients whose rows are copied together
 
 
 @dataclass(frozen=True)
@@ -78,29 +79,57 @@ class Facts:
         return orders.draw(self.seed, purpose, self.round, client)
 
 
+class Written(Mapping[int, Slots]):
+    """Entries by client. Another one with more of them shares what is not written: it costs what it writes, however
+    many there are."""
+
+    def __init__(self, entries: Mapping[int, Slots] | None = None) -> None:
+        self._shelves: dict[int, dict[int, Slots]] = {}
+        for i, entry in (entries or {}).items():
+            self._shelves.setdefault(i // SHELF, {})[i] = entry
+
+    def with_(self, entries: Mapping[int, Slots]) -> Written:
+        new = Written()
+        new._shelves = dict(self._shelves)
+        for shelf in {i // SHELF for i in entries}:
+            new._shelves[shelf] = dict(self._shelves.get(shelf, {}))
+        for i, entry in entries.items():
+            new._shelves[i // SHELF][i] = entry
+        return new
+
+    def __getitem__(self, client: int) -> Slots:
+        return self._shelves[client // SHELF][client]
+
+    def __iter__(self) -> Iterator[int]:
+        return (i for shelf in sorted(self._shelves) for i in sorted(self._shelves[shelf]))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shelves.values()))
+
+
 @dataclass(frozen=True)
 class Rows:
     """The server's entry for every client; those never written are the template. `with_` gives new Rows."""
 
     template: Slots
-    written: Mapping[int, Slots] = field(default_factory=dict)
+    written: Written = field(default_factory=Written)
 
     def __getitem__(self, client: int) -> Slots:
         return self.written.get(client, self.template)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.written))
+        return iter(self.written)
 
     def with_(self, ids: Iterable[int], **slots: Any) -> Rows:
         """New Rows in which entry k of each given slot (a stacked Tree or Tensor, or a list) is client ids[k]'s."""
-        written = dict(self.written)
+        written: dict[int, Slots] = {}
         for k, i in enumerate(ids):
             entry = {
                 s: v.map(lambda t, k=k: t[k]) if isinstance(v, Tree) else v[k]  # type: ignore[misc]
                 for s, v in slots.items()
             }
-            written[i] = {**self[i], **entry}
-        return Rows(self.template, written)
+            written[i] = {**written.get(i, self[i]), **entry}
+        return Rows(self.template, self.written.with_(written))
 
     def stack(self, slot: str, ids: Iterable[int]) -> Any:
         """One slot of several clients: [K, ...]."""

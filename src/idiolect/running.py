@@ -8,12 +8,13 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
@@ -37,7 +38,11 @@ from idiolect.tree import Tree
 
 SUMMARY = "summary.json"
 CHECKPOINT = "checkpoint"
-FILES = ("run.toml", "rounds.parquet", "clients.parquet", "notes.safetensors", "models", CHECKPOINT)  # SUMMARY is last
+STATES = "states.part"
+# and SUMMARY, the last
+FILES = ("run.toml", "rounds.parquet", "clients.parquet", "notes.safetensors", "models", CHECKPOINT, STATES)
+IN_MEMORY = 1 << 30  # bytes of all clients' private states that are kept in memory; more are kept in a file
+PAGE = 4096
 Watch = Callable[[Report], None]
 MOMENTS = ("received", "trained")
 HELD_OUT = "held_out"
@@ -135,7 +140,6 @@ def run(
     started = time.perf_counter()
     context = experiment.context()
     state = context.state
-    progress = Progress(state.server, Rows(state.rows), context.store(experiment.clients))
     record = Record(moments=(*MOMENTS, HELD_OUT) if experiment.num_clients < experiment.clients else MOMENTS)
     checkpoints = _checkpoints(experiment, path) if path is not None and experiment.checkpoint_every else None
 
@@ -151,10 +155,12 @@ def run(
             if asked:
                 raise KeyboardInterrupt
 
-    with one_thread(), withdrawn(path), Stop(checkpoints is not None) as stop:
+    with one_thread(), withdrawn(path), Stop(checkpoints is not None) as stop, ExitStack() as until_done:
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
             write(path / "run.toml", experiment.to_toml())
+        store = until_done.enter_context(states(experiment, context, path))
+        progress = Progress(state.server, Rows(state.rows), store)
         if checkpoints is not None and resume:
             restored, broken = checkpoints.load(progress)
             for sentence in broken:
@@ -165,7 +171,7 @@ def run(
                     watch(Report(row["round"]))  # that it was carried out, without its scores
         earlier = checkpoints.seconds if checkpoints is not None else 0.0
         history = _history(checkpoints, progress.round)
-        pool = backend(experiment, context, progress.store)
+        pool = backend(experiment, context, store)
         try:
             loop(experiment, context, pool, progress, report)
             if path is not None and models:
@@ -186,6 +192,38 @@ def run(
 def begun(path: Path) -> bool:
     """Whether a run was cut off here that can go on."""
     return not (path / SUMMARY).exists() and any((path / CHECKPOINT).glob("*.json"))
+
+
+@contextmanager
+def states(experiment: Run, context: Context, path: Path | None) -> Iterator[Store]:
+    """The store of private states. Where all together are large it is a file, which holds what was written and nothing
+    of the other clients; it has no name any more when the run is over, and is gone with the last who reads it."""
+    size = context.record * experiment.clients
+    if size <= IN_MEMORY:
+        yield context.store(experiment.clients)
+        return
+    folder = path or Path(tempfile.mkdtemp(prefix="idiolect-"))
+    file = folder / STATES
+    file.unlink(missing_ok=True)  # of a run that was killed
+    try:
+        room_for_states(experiment, context, folder)
+        yield context.store(experiment.clients, file)
+    finally:
+        file.unlink(missing_ok=True)
+        if path is None:
+            folder.rmdir()
+
+
+def room_for_states(experiment: Run, context: Context, folder: Path) -> None:
+    """Refuse a run whose private states would fill the disk: what is mapped has no way to say so later."""
+    touched = experiment.sampler.most(experiment.num_clients, experiment.rounds)
+    needed = min(context.record * experiment.clients, touched * (context.record + 2 * PAGE))
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UsageError(
+            f"The private states of {touched:,} clients take up to {needed / 1e9:.1f} GB in '{folder}', which has "
+            f"{free / 1e9:.1f} GB free; choose another place (out, or the variable TMPDIR), or fewer rounds or clients."
+        )
 
 
 def refuse(path: Path) -> None:
@@ -349,8 +387,9 @@ def summarise(experiment: Run, context: Context, record: Record, total: float) -
             "evaluate": sum(r["seconds_evaluate"] for r in rounds),
         },
         "evaluation": (
-            "received: after download, before local training, all clients; trained: after local training, the round's "
-            "participants. plain: mean over clients; weighted: over samples. best is the best round on the test rows."
+            f"received: after download, before local training, {experiment.evaluated_in_words}; "
+            "trained: after local training, the round's participants. plain: mean over clients; weighted: over "
+            "samples. best is the best round on the test rows."
         ),
     }
 

@@ -32,6 +32,12 @@ class Sampler:
             count = int(draw.integers(count, max(1, int(clients * self.high + 1e-9)), endpoint=True))
         return sorted(draw.choice(clients, size=count, replace=False).tolist())
 
+    def most(self, clients: int, rounds: int) -> int:
+        """Different clients that so many rounds come to at most; for bernoulli on average."""
+        if self.kind == "given":
+            return len({i for ids in self.lists[:rounds] for i in ids})
+        return min(clients, rounds * max(1, int(clients * self.high + 1e-9)))
+
 
 def sampler(ratio: float | str | Sequence[Sequence[int]], clients: int) -> Sampler:
     """The rule that a ratio, a text or lists stand for."""

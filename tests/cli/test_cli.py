@@ -308,6 +308,19 @@ def test_a_run_in_a_process_is_quiet_and_leaves_its_directory(here):
     assert re.search(rf"^received, plain +{100 * last:.1f} ", found.stdout, re.MULTILINE)
 
 
+def test_models_need_not_be_saved(here):
+    path = good("run", "fedper", *SERIAL, "--no-models").splitlines()[-1]
+    assert {p.name for p in Path(path).iterdir()} == RUN_FILES - {"models"}
+
+
+def test_few_clients_can_be_scored_and_training_images_augmented(here):
+    path = good("run", "fedper", *SERIAL, "--evaluate-clients", "2").splitlines()[-1]
+    assert "2 of 3 clients, drawn once from the seed" in summary(path)["evaluation"]
+    assert (summary(path)["clients"], Path(path, "run.toml").read_text().count("evaluate_clients = 2")) == (3, 1)
+    said = say("run", "fedper", *SERIAL, "--augment", "flip")
+    refused(said.exit_code, said.stdout, said.stderr, "augment changes images", "Use augment=none")
+
+
 def test_directories_are_numbered(here):
     for n in (1, 2):
         assert good("run", "fedrep+fedlag", *SERIAL).splitlines()[-1] == f"runs/fedrep+fedlag-small.npz-{n}"

@@ -23,7 +23,7 @@ from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.engine.wire import nbytes
 from idiolect.errors import UsageError
-from idiolect.method import Facts, Method, Rows, Up, Wrapper
+from idiolect.method import Facts, Method, Rows, Up, Wrapper, Written
 from idiolect.running import one_thread
 from idiolect.tree import Tree
 
@@ -285,7 +285,7 @@ def restarted(run_: Run, old: Progress) -> Progress:
     store = context.store(run_.clients)
     store.buffer.copy_(old.store.buffer)
     store.visits[:] = old.store.visits
-    rows = Rows(context.state.rows, {i: copied(row) for i, row in old.rows.written.items()})
+    rows = Rows(context.state.rows, Written({i: copied(row) for i, row in old.rows.written.items()}))
     return Progress(copied(old.server), rows, store, old.round)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from idiolect.engine.progress import Progress
 from idiolect.engine.work import checked
 from idiolect.errors import UsageError
-from idiolect.method import Rows, Slots
+from idiolect.method import Rows, Slots, Written
 from idiolect.tree import Tree
 
 FORMAT = 1
@@ -177,7 +177,7 @@ class Checkpoints:
                 checked("The checkpoint", "mine", mine, progress.store.template(int(i)), f"client {i}")
                 progress.store.write(int(i), mine)
                 progress.store.visits[int(i)] = visits
-        progress.server, progress.rows, progress.round = server, Rows(progress.rows.template, rows), listed["round"]
+        progress.server, progress.rows, progress.round = server, Rows(progress.rows.template, Written(rows)), listed["round"]
         record: dict[str, list[dict[str, Any]]] = {NOTES: [dict(slots) for _, slots, _ in self._entries(files, NOTES)]}
         for name in files:
             if name.endswith(".parquet"):

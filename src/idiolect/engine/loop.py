@@ -12,7 +12,7 @@ from idiolect.engine.progress import Progress, Report
 from idiolect.engine.reduce import Reduction, copied, summed
 from idiolect.engine.wire import nbytes
 from idiolect.engine.work import Context, Job, Reply, checked
-from idiolect.method import Facts, Rows
+from idiolect.method import Facts, Rows, Written
 
 # what clients do, and what the server then makes of it; the first is for methods that ask
 EXCHANGES = (("ask", "answered"), ("local", "server"))
@@ -48,7 +48,7 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
             met[reply.client] = {**progress.rows[reply.client], **sent}
             done.bytes_up += nbytes(sent)
             done.passes += reply.passes / run.num_clients
-        progress.rows = Rows(progress.rows.template, met)
+        progress.rows = Rows(progress.rows.template, Written(met))
     return done
 
 
@@ -105,9 +105,10 @@ def facts(run: Any, context: Context, r: int, weights: Mapping[int, float]) -> F
 
 
 def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, done: Report) -> Report:
-    """Score every client with the model that it would have after download; apart, those that never train."""
+    """Score clients with the model that they would have after download: every one, unless the run says how many; and
+    apart, those that never train."""
     started = time.perf_counter()
-    for reply in backend.do(turns(context, progress, "received", range(run.clients))):
+    for reply in backend.do(turns(context, progress, "received", run.evaluated)):
         scores = done.received if reply.client < run.num_clients else done.held_out
         scores[reply.client] = reply.scores
     done.seconds_evaluate = time.perf_counter() - started

@@ -21,7 +21,7 @@ from idiolect.data.stored import Stored
 from idiolect.engine.orders import key
 from idiolect.engine.steps import train
 from idiolect.engine.store import Store
-from idiolect.engine.wire import pack, unpack
+from idiolect.engine.wire import Layout, pack, unpack
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Method, Slots, State, Up
 from idiolect.optim import Schedule
@@ -201,8 +201,15 @@ class Context:
     def store(self, clients: int, file: Path | None = None) -> Store:
         """The store of all clients' private states; each client draws its kind where there are several."""
         kinds = _kinds(self.state)
-        drawn = [key(self.settings.seed, "kind", i) % len(kinds) if len(kinds) > 1 else 0 for i in range(clients)]
-        return Store(kinds, np.array(drawn, dtype=np.int16), file)
+        drawn = np.zeros(clients, np.int16)
+        if len(kinds) > 1:
+            drawn[:] = [key(self.settings.seed, "kind", i) % len(kinds) for i in range(clients)]
+        return Store(kinds, drawn, file)
+
+    @property
+    def record(self) -> int:
+        """Bytes that the store keeps of a client."""
+        return max(Layout(kind).size for kind in _kinds(self.state))
 
     def rate(self, round: int) -> float:
         return self.schedule(self.lr, round, self.rounds)

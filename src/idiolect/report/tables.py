@@ -17,14 +17,17 @@ def headline(summary: Mapping[str, Any]) -> str:
     hashes = ", ".join(dict.fromkeys(h[:12] for h in summary["split_hash"].values()))
     listed = ", ".join(map(str, seeds))
     over = f"mean ± standard deviation over seeds {listed}" if len(seeds) > 1 else f"seed {listed}"
-    clients = f"all {summary['clients']} clients"
-    if "held_out" in summary:
-        clients += f" that train, without the {summary['held_out']} held out"
     return (
-        f"Test accuracy in % as received (after download, before local training): {clients}, "
+        f"Test accuracy in % as received (after download, before local training): {_whose(summary)}, "
         f"plain mean over clients, last round of {summary['rounds']}; {over}. "
         f"Data {summary['data']}, split {summary['split']}, hash {hashes}."
     )
+
+
+def _whose(summary: Mapping[str, Any]) -> str:
+    evaluated = str(summary["evaluation"]["received"]).split(", ", 2)[2]
+    clients = f"all {summary['clients']} clients" if evaluated == "all clients" else evaluated
+    return clients + (f" that train, without the {summary['held_out']} held out" if "held_out" in summary else "")
 
 
 def footnote(summary: Mapping[str, Any]) -> str:
