@@ -215,7 +215,7 @@ def states(experiment: Run, context: Context, path: Path | None) -> Iterator[Sto
 
 
 def room_for_states(experiment: Run, context: Context, folder: Path) -> None:
-    """Refuse a run whose private states would fill the disk: what is mapped has no way to say so later."""
+    """Refuse a run whose private states would fill the disk, before it begins."""
     touched = experiment.sampler.most(experiment.num_clients, experiment.rounds)
     needed = min(context.record * experiment.clients, touched * (context.record + 2 * PAGE))
     free = shutil.disk_usage(folder).free

@@ -1,5 +1,7 @@
 """The store: the template until a client's first write, then its own record, in memory or in a file."""
 
+import errno
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.engine.store import Store
 from idiolect.engine.work import Shards
+from idiolect.errors import UsageError
 from idiolect.method import Rows
 from idiolect.running import one_thread
 from idiolect.tree import Tree
@@ -75,6 +78,23 @@ def test_a_file_holds_the_records_and_costs_what_was_written(tmp_path):
     assert file.stat().st_blocks * 512 < 1 << 20  # sparse
     again = Store([TEMPLATE], np.zeros(200_000, dtype=np.int16), file)
     assert same(again.record_of(150_000), record(5))
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_full_disk_is_told_and_the_old_state_stays(tmp_path, monkeypatch, short):
+    store = Store([TEMPLATE], np.zeros(5, dtype=np.int16), tmp_path / "store.bin")
+    store.write(1, record(7))
+
+    def full(*_):
+        if not short:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return 3
+
+    monkeypatch.setattr("os.pwrite", full)
+    with pytest.raises(UsageError, match=r"cannot be written to .*store.bin' \(No space left on device\)"):
+        store.write(1, record(8))
+    assert same(store.read(1), record(7))
+    assert store.visits.tolist() == [0, 1, 0, 0, 0]
 
 
 def test_a_round_looks_at_its_cohort_alone(monkeypatch):

@@ -41,6 +41,7 @@ class Stored:
         if self.values.dtype.kind not in "fiu" or (self.scale is not None and self.values.dtype != np.uint8):
             expected = "numbers" if self.scale is None else "uint8 pixels"
             raise UsageError(f"{name}: expected x as {expected}, found {self.values.dtype}; convert it first.")
+        self.wanted = np.dtype(np.float32 if self.values.dtype.kind == "f" else np.int64)
 
     @cached_property
     def values(self) -> NDArray[Any]:
@@ -68,17 +69,21 @@ class Stored:
         return torch.float32 if self.scale is not None or self.form[1].kind == "f" else torch.int64
 
     def __getitem__(self, rows: Tensor | NDArray[Any] | slice) -> Tensor:
-        taken = self.values[rows.numpy() if isinstance(rows, Tensor) else rows]
+        rows = rows.numpy() if isinstance(rows, Tensor) else rows
+        taken = self.values[rows]
         if self.scale is not None:
             return normalised(taken, *self.scale)
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf and is refused as such
-            x = torch.from_numpy(np.require(taken, np.float32 if self.dtype == torch.float32 else np.int64, ["C", "W"]))
-        wrong = odd(x)
-        if wrong is not None:
-            row = np.arange(len(self))[rows.numpy() if isinstance(rows, Tensor) else rows][wrong]
-            what = "finite numbers in x, found NaN or inf" if x.is_floating_point() else "token ids from 0, found less"
+        if taken.dtype != self.wanted or not taken.flags.writeable:  # a part of a file is read-only
+            with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf and is refused as such
+                taken = np.array(taken, self.wanted, order="C")
+        fine = np.isfinite(taken) if self.wanted.kind == "f" else taken >= 0
+        if not fine.all():
+            row = np.arange(len(self))[rows][~fine.reshape(len(taken), -1).all(1)][0]
+            what = (
+                "finite numbers in x, found NaN or inf" if self.wanted.kind == "f" else "token ids from 0, found less"
+            )
             raise UsageError(f"{self.name}: expected {what} in row {row}; drop or repair such rows.")
-        return x
+        return torch.from_numpy(taken)
 
     def bytes(self) -> Iterator[Tensor]:
         """All that is kept, some rows at a time."""
@@ -100,14 +105,6 @@ class Stored:
         if self.file is None and self.memory is None:
             state["memory"] = torch.from_numpy(np.array(self.values))
         return state
-
-
-def odd(x: Tensor) -> int | None:
-    """The first row with what no network takes: NaN, inf or a negative number of a token."""
-    low, high = torch.aminmax(x) if x.numel() else (torch.zeros(()),) * 2  # no second array of x's size
-    if low.isfinite() and high.isfinite() if x.is_floating_point() else low >= 0:
-        return None
-    return int((~x.isfinite() if x.is_floating_point() else x < 0).flatten(1).any(1).nonzero()[0])
 
 
 def mapped(file: Path) -> NDArray[Any]:

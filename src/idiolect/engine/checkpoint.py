@@ -177,7 +177,8 @@ class Checkpoints:
                 checked("The checkpoint", "mine", mine, progress.store.template(int(i)), f"client {i}")
                 progress.store.write(int(i), mine)
                 progress.store.visits[int(i)] = visits
-        progress.server, progress.rows, progress.round = server, Rows(progress.rows.template, Written(rows)), listed["round"]
+        progress.server, progress.round = server, listed["round"]
+        progress.rows = Rows(progress.rows.template, Written(rows))
         record: dict[str, list[dict[str, Any]]] = {NOTES: [dict(slots) for _, slots, _ in self._entries(files, NOTES)]}
         for name in files:
             if name.endswith(".parquet"):

@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from idiolect.engine.wire import Layout, shared_bytes
+from idiolect.errors import UsageError
 from idiolect.method import Slots
 
 
@@ -26,6 +28,8 @@ class Store:
         self.changed: set[int] = set()  # clients written since the last checkpoint
         self.file = file
         self.buffer = shared_bytes(self.record * len(drawn)) if file is None else self._mapped(file)
+        self._out = None if file is None else file.open("r+b", buffering=0)
+        self._scratch = torch.empty(self.record, dtype=torch.uint8)
 
     def _mapped(self, file: Path) -> Tensor:
         size = max(self.record * len(self.drawn), 1)
@@ -61,7 +65,26 @@ class Store:
 
     def write(self, client: int, mine: Slots) -> None:
         """Commit: the client's reply was accepted."""
-        ordered = {slot: mine[slot] for slot in self.template(client)}
-        self.layouts[self.drawn[client]].write(self.buffer, client * self.record, ordered)
+        layout, ordered = self.layouts[self.drawn[client]], {slot: mine[slot] for slot in self.template(client)}
+        if self._out is None:
+            layout.write(self.buffer, client * self.record, ordered)
+        else:
+            layout.write(self._scratch, 0, ordered)
+            self._put(client * self.record)
         self.visits[client] += 1
         self.changed.add(client)
+
+    def _put(self, place: int) -> None:
+        """By a plain write, which the map shows at once: it fetches no page, and on a full disk it fails, where writing
+        to the map would end the process."""
+        assert self._out is not None
+        try:
+            written = os.pwrite(self._out.fileno(), self._scratch.numpy().data, place)
+            reason = None if written == self.record else "No space left on device"
+        except OSError as error:
+            reason = error.strerror
+        if reason is not None:
+            raise UsageError(
+                f"Private states cannot be written to '{self.file}' ({reason}); free some space, or choose another "
+                "place (out, or the variable TMPDIR)."
+            )
