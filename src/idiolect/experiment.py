@@ -28,7 +28,7 @@ from idiolect.engine.work import Context, Shards
 from idiolect.errors import UsageError, unknown
 from idiolect.fields import DIVISION, Fields
 from idiolect.method import Method, Wrapper
-from idiolect.nets import build
+from idiolect.nets import build, takes
 from idiolect.optim import SGD, Adam, Schedule
 from idiolect.sampling import Sampler, sampler
 from idiolect.task import NORMS
@@ -207,15 +207,31 @@ class Run(Fields):
     def _network_name(self) -> str | None:
         return None if isinstance(self.network, nn.Module) else self.network or self.dataset.network
 
+    @cached_property
+    def _options(self) -> Mapping[str, Any]:
+        """The network's options: those given, and the number of token ids where the data has such."""
+        name, tokens = self._network_name, self.federation.dataset.tokens
+        if name is None or tokens is None:
+            return self.network_options
+        if not takes(name, "vocabulary"):
+            raise UsageError(f"Network '{name}' takes numbers, '{self.dataset.name}' has token ids; use 'fasttext'.")
+        vocabulary = self.network_options.get("vocabulary", tokens)
+        if isinstance(vocabulary, int) and vocabulary < tokens:
+            raise UsageError(
+                f"'{self.dataset.name}' has {tokens} token ids, found vocabulary={vocabulary}; leave it out, or give "
+                f"{tokens} or more."
+            )
+        return {**self.network_options, "vocabulary": vocabulary}
+
     def module(self) -> nn.Module:
         """The network with the initial weights of this seed."""
-        data = self.dataset
+        data = self.federation.dataset
         if isinstance(self.network, nn.Module):
             module = copy.deepcopy(self.network)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(orders.key(self.seed, "network"))
-                module = build(self.network or data.network, data.shape, data.classes, **self.network_options)
+                module = build(self.network or data.network, data.shape, data.classes, **self._options)
         if self.buffers == "drop":
             for m in module.modules():
                 if isinstance(m, NORMS):  # batch statistics, in evaluation as well
@@ -229,7 +245,7 @@ class Run(Fields):
 
     def context(self) -> Context:
         """All that one client's process needs."""
-        data = self.dataset
+        data = self.federation.dataset
         if self.settings.augment is not None:
             self.settings.augment.check(data.name, data.shape)
         return Context(
@@ -237,8 +253,7 @@ class Run(Fields):
             classes=data.classes, loss=data.loss, dtype=DTYPES[self.dtype],
             shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
-            device=self.device, network=self._network_name, options=self.network_options,
-            num_clients=self.num_clients,
+            device=self.device, network=self._network_name, options=self._options, num_clients=self.num_clients,
         )  # type: ignore[arg-type]  # fmt: skip
 
     @property

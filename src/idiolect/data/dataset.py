@@ -4,8 +4,8 @@ row by row as it is read."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
@@ -33,6 +33,11 @@ class Dataset:
     group: the natural client of each row (writer, device, ...), where the data has one.
     loss: "cross_entropy", or "squared": half the squared error, summed over outputs.
     official_test: True for the rows of the official test set, where the data has one.
+    tokens: how many token ids there are, where x holds token ids; one more than the largest where not given.
+    words: what each token id stands for, as far as it stands for one word.
+    fit: what makes, of this data set and the rows trained on, the data set as it is with a vocabulary or statistics of
+        those rows alone.
+    origin: what it was fitted from, in a data set that was.
     """
 
     name: str
@@ -43,9 +48,13 @@ class Dataset:
     group: NDArray[Any] | None = None
     loss: Loss = "cross_entropy"
     official_test: NDArray[np.bool_] | None = None
+    tokens: int | None = None
+    words: tuple[str, ...] = ()
+    fit: Callable[[Dataset, NDArray[np.int64]], Dataset] | None = None
+    origin: Dataset | None = None
 
     def __post_init__(self) -> None:
-        _check_x(self.name, self.x)
+        object.__setattr__(self, "tokens", _check_x(self.name, self.x, self.tokens))
         if self.y.shape[:1] != self.x.shape[:1]:
             raise UsageError(
                 f"{self.name}: expected one y per row of x, found x of shape {list(self.x.shape)} and y of "
@@ -77,9 +86,16 @@ class Dataset:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
+    def fitted(self, rows: NDArray[np.int64]) -> Dataset:
+        """The data set as it is for those who train on these rows and no others; itself, once it was fitted."""
+        return self if self.fit is None else replace(self.fit(self, rows), fit=None, origin=self)
+
     @cached_property
     def digest(self) -> str:
-        """Other samples or targets have another one. All samples are read for it, some at a time."""
+        """Other samples or targets have another one; the same, whichever rows they were fitted to. All samples are read
+        for it, some at a time."""
+        if self.origin is not None:
+            return self.origin.digest
         if isinstance(self.x, Stored):
             return digest(chain(self.x.bytes(), [self.y]), str((self.x.form, self.x.scale)))
         return digest([self.x, self.y])
@@ -198,7 +214,8 @@ def _some(values: list[int]) -> str:
     return "{" + shown + (", ..." if len(values) > 8 else "") + "}"
 
 
-def _check_x(name: str, x: Tensor | Stored) -> None:
+def _check_x(name: str, x: Tensor | Stored, tokens: int | None) -> int | None:
+    """The number of token ids, where these are token ids."""
     if x.dtype not in (torch.float32, torch.int64):
         raise UsageError(f"{name}: expected x as float32 or int64 token ids, found {x.dtype}; convert it with .to().")
     if len(x.shape) < 2 or x.shape.numel() == 0:
@@ -206,13 +223,22 @@ def _check_x(name: str, x: Tensor | Stored) -> None:
             f"{name}: expected x of shape [rows, ...] with at least one row and one feature, found "
             f"{list(x.shape)}; a single feature per row is x[:, None]."
         )
-    if isinstance(x, Stored):
-        return  # which checks the rows that are asked for
+    if isinstance(x, Stored):  # which checks the rows that are asked for
+        return _check_tokens(name, int(x.values.max()), tokens) if x.dtype == torch.int64 else None
     low, high = torch.aminmax(x)  # NaN and inf show in the extremes; no second array of x's size
     if x.dtype == torch.int64 and low < 0:
         raise UsageError(f"{name}: expected token ids from 0, found {int(low)}; number the tokens from 0.")
-    if x.dtype == torch.float32 and not (low.isfinite() and high.isfinite()):
+    if x.dtype == torch.int64:
+        return _check_tokens(name, int(high), tokens)
+    if not (low.isfinite() and high.isfinite()):
         _refuse_not_finite(name, "x", x)
+    return None
+
+
+def _check_tokens(name: str, largest: int, tokens: int | None) -> int:
+    if tokens is not None and tokens <= largest:
+        raise UsageError(f"{name}: expected token ids below tokens={tokens}, found {largest}; give their number.")
+    return largest + 1 if tokens is None else tokens
 
 
 def _check_labels(name: str, y: Tensor, classes: int) -> None:

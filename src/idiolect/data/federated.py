@@ -31,8 +31,9 @@ class Federation:
 
     No row belongs to two clients or to two parts, unless the split repeats rows: then no row that anybody trains with
     is in another part of anybody. `split_hash` identifies the division; `recipe` says in words how it was made, and
-    `made_with` the arguments of `federate`, where it was. `shift` changes the samples of each client. `held_out`
-    clients never train: they come last, and these are the numbers that they had before.
+    `made_with` the arguments of `federate`, where it was. Vocabularies and statistics of `dataset` are those of the
+    rows of `train`. `shift` changes the samples of each client. `held_out` clients never train: they come last, and
+    these are the numbers that they had before; nothing is fitted to their rows.
     """
 
     dataset: Dataset
@@ -48,6 +49,8 @@ class Federation:
     def __post_init__(self) -> None:
         for part in ("train", "validation", "test"):
             object.__setattr__(self, part, Ragged.of(getattr(self, part)))
+        trained = self.train.rows[: self.train.bounds[self.clients - len(self.held_out)]]
+        object.__setattr__(self, "dataset", self.dataset.fitted(trained))
 
     @property
     def clients(self) -> int:
@@ -76,7 +79,8 @@ class Federation:
         shift = self.shift and replace(self.shift, places=self.shift.places[order])
         recipe = f"{self.recipe}, {count} clients held out"
         held_out = tuple(away.tolist())
-        return Federation(self.dataset, train, validation, test, mark, recipe, self.made_with, shift, held_out)
+        data = self.dataset.origin or self.dataset  # fitted anew, without their rows
+        return Federation(data, train, validation, test, mark, recipe, self.made_with, shift, held_out)
 
     def histogram(self, clients: slice = slice(None)) -> Counts:
         """Rows of each class in all parts of each client: [clients, classes]; one class where there are no labels."""

@@ -21,7 +21,7 @@ from idiolect.errors import UsageError, unknown
 from idiolect.nets.network import Network
 from idiolect.nets.refusals import UnfitError, positive, sizes
 
-__all__ = ["Network", "build", "describe", "fitting", "names", "scaled"]
+__all__ = ["Network", "build", "describe", "fitting", "names", "scaled", "takes"]
 
 Builder = Callable[..., Network]
 
@@ -49,6 +49,11 @@ def names() -> list[str]:
 def describe(name: str) -> str:
     """One line on the network `name`."""
     return (inspect.getdoc(_builder(name)) or "").partition("\n")[0]
+
+
+def takes(name: str, option: str) -> bool:
+    """Whether the network `name` has this option."""
+    return option in _options(_builder(name))
 
 
 def fitting(shape: Sequence[int], classes: int) -> list[str]:

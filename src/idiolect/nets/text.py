@@ -18,7 +18,8 @@ def fasttext(shape: tuple[int, ...], classes: int, vocabulary: int = 98_635, dim
     FedAH names fastText (Joulin et al., 2017) for AG News and gives no sizes. PFLlib, whose settings it
     shares, embeds 98,635 ids in 32 dimensions and puts a hidden linear layer of 32 without activation
     before the classifier: the defaults.
-    `vocabulary` is the number of ids, padding included: every id must be below it.
+    `vocabulary` is the number of ids, padding included: every id must be below it. A run sets it to the number that its
+    training rows have.
     Departs from PFLlib: the mean leaves the padding out, so that a text's feature does not depend on the
     length to which it was padded; a text of padding alone has the mean 0.
     """
