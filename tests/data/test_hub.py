@@ -159,12 +159,6 @@ def test_labels_that_are_no_integers_or_out_of_range_are_refused(tmp_path):
         load(tmp_path)
 
 
-def test_texts_are_refused_for_now(tmp_path):
-    pq.write_table(pa.table({"text": ["a", "b"], "label": [0, 1]}), tmp_path / "train-0.parquet")
-    with pytest.raises(UsageError, match="found the columns text, label; only images are read"):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("cell", "message"),
     [

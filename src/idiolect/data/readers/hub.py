@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def reads(path: Path) -> bool:
-    return path.is_dir() and bool(_files(path, "train"))
+    return path.is_dir() and bool(_files(path, "train")) and not holds_texts(path)
 
 
 def load(
@@ -59,6 +59,26 @@ def load(
     )
 
 
+def holds_texts(folder: Path) -> bool:
+    """Whether the files lie so and hold strings and no images: what `readers/texts.py` reads."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = _files(folder, "train")
+    try:
+        kinds = [field.type for field in pq.read_schema(files[0])] if files else []
+    except (pa.ArrowInvalid, OSError):
+        return False  # no Parquet, as `load` will say
+    plain = all(_is_text(kind) or pa.types.is_integer(kind) for kind in kinds)
+    return plain and any(_is_text(kind) for kind in kinds)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _files(folder: Path, part: str) -> list[Path]:
     return sorted(folder.glob(f"{part}-*.parquet")) or sorted(folder.glob(f"data/{part}-*.parquet"))
 
@@ -69,7 +89,7 @@ def _schema(file: Path) -> pa.Schema:
 
     try:
         return pq.read_schema(file)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"Expected a Parquet file, found something else in '{file}'; download it again.") from error
 
 
@@ -91,6 +111,8 @@ def _read(folder: Path, files: list[Path], columns: list[str]) -> pa.Table:
         return pa.concat_tables([pq.read_table(file, columns=columns) for file in files], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UsageError(f"Expected train and test files of one layout in '{folder}', found: {error}.") from error
+    except OSError as error:
+        raise UsageError(f"Expected whole Parquet files in '{folder}', found: {error}; download them again.") from error
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:
@@ -148,8 +170,6 @@ def _class_count(schema: pa.Schema, label: str) -> int | None:
 
 
 def _values(folder: Path, table: pa.Table, column: str) -> NDArray[Any]:
-    import pyarrow as pa
-
     data = table.column(column)
     if data.null_count:
         raise UsageError(
@@ -157,5 +177,4 @@ def _values(folder: Path, table: pa.Table, column: str) -> NDArray[Any]:
             "without one; drop those rows."
         )
     values: NDArray[Any] = data.to_numpy()
-    text = pa.types.is_string(data.type) or pa.types.is_large_string(data.type)
-    return values.astype(str) if text else values
+    return values.astype(str) if _is_text(data.type) else values

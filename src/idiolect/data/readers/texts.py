@@ -1,0 +1,92 @@
+"""Texts in Parquet files laid out as on the Hugging Face Hub, such as AG News, read from a local folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from idiolect.data import words
+from idiolect.data.dataset import Dataset
+from idiolect.data.readers import hub
+from idiolect.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def reads(path: Path) -> bool:
+    return path.is_dir() and hub.holds_texts(path)
+
+
+def load(
+    folder: Path,
+    text: str | None = None,
+    label: str | None = None,
+    group: str | None = None,
+    length: int = 200,
+    ngrams: int = 1,
+    buckets: int = 10_000,
+    min_count: int = 1,
+    max_size: int | None = None,
+    network: str | None = None,
+) -> Dataset:
+    """The texts of `train-*.parquet` and, where there are any, `test-*.parquet`, with their labels, as token ids.
+
+    The files lie in the folder or in its `data/`; train and test are joined, and `official_test` tells them apart.
+    Words are those of `words.tokenise`, the first `length` of a text; 0 is padding, 1 is unknown. The vocabulary is
+    that of the rows trained on, whatever the split makes them: words found there `min_count` times, the most frequent
+    `max_size`, padding and unknown included. ngrams=2 adds pairs of words, hashed into `buckets` ids. `text`, `label`
+    and `group` name columns. The defaults are those of AG News in PFLlib, whose settings FedAH shares.
+    """
+    train, test = hub._files(folder, "train"), hub._files(folder, "test")
+    schema = hub._schema(train[0])
+    text, label = _text_column(folder, schema, text), hub._label_column(folder, schema, label)
+    table = hub._read(folder, train + test, [text, label, *([group] if group else [])])
+    in_train = sum(hub._rows(file) for file in train)
+    return words.dataset(
+        folder,
+        _texts(folder, table, text),
+        torch.from_numpy(hub._values(folder, table, label).astype(np.int64)),
+        name=folder.resolve().name,
+        length=length,
+        ngrams=ngrams,
+        buckets=buckets,
+        vocabulary=(min_count, max_size),
+        classes=hub._class_count(schema, label),
+        network=network,
+        group=hub._values(folder, table, group) if group else None,
+        official_test=np.arange(len(table)) >= in_train if test else None,
+    )
+
+
+def _text_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
+    found = [field.name for field in schema if hub._is_text(field.type)]
+    if asked is None:
+        return "text" if "text" in found else hub._the_one(folder, "text", found)
+    if asked not in schema.names:
+        raise unknown(f"column of '{folder}'", asked, schema.names)
+    if asked not in found:
+        raise UsageError(
+            f"Expected strings in column '{asked}' of '{folder}', found {schema.field(asked).type}; name a column of "
+            f"texts by text=: {', '.join(found)}."
+        )
+    return asked
+
+
+def _texts(folder: Path, table: pa.Table, column: str) -> list[str]:
+    import pyarrow as pa
+
+    data = table.column(column)
+    if data.null_count:
+        raise UsageError(
+            f"Expected a text in every row of '{folder}', found {data.null_count} rows without one; drop those rows."
+        )
+    try:
+        data.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"Expected texts in UTF-8 in column '{column}' of '{folder}': {error}.") from None
+    texts: list[str] = data.to_pylist()
+    return texts
