@@ -28,7 +28,7 @@ from idiolect.engine.work import Context, Shards
 from idiolect.errors import UsageError, unknown
 from idiolect.fields import DIVISION, Fields
 from idiolect.method import Method, Wrapper
-from idiolect.nets import build, takes
+from idiolect.nets import build, names, takes
 from idiolect.optim import SGD, Adam, Schedule
 from idiolect.sampling import Sampler, sampler
 from idiolect.task import NORMS
@@ -214,7 +214,8 @@ class Run(Fields):
         if name is None or tokens is None:
             return self.network_options
         if not takes(name, "vocabulary"):
-            raise UsageError(f"Network '{name}' takes numbers, '{self.dataset.name}' has token ids; use 'fasttext'.")
+            able = " or ".join(other for other in names() if takes(other, "vocabulary"))
+            raise UsageError(f"Network '{name}' takes numbers, '{self.dataset.name}' has token ids; use {able}.")
         vocabulary = self.network_options.get("vocabulary", tokens)
         if isinstance(vocabulary, int) and vocabulary < tokens:
             raise UsageError(

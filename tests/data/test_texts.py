@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from idiolect import Run, run
 from idiolect.data import Federation, federate, load, words
-from idiolect.data.federated import split_hash
-from idiolect.data.ragged import Ragged
 from idiolect.data.readers import reader_of
 from idiolect.errors import UsageError
 from idiolect.nets.text import PADDING
@@ -41,8 +39,8 @@ def folder(tmp_path):
 
 def divided(data, train, test):
     """A federation of one client with these rows."""
-    parts = [np.array(rows, np.int64) for rows in (train, [], test)]
-    return Federation(data, *(Ragged.of([rows]) for rows in parts), split_hash([tuple(parts)]), "by hand")
+    parts = ([np.array(rows, np.int64)] for rows in (train, [], test))
+    return Federation(data, *parts, "hash", "by hand")
 
 
 def spelt(data, row):
@@ -198,7 +196,7 @@ def test_the_network_has_as_many_embeddings_as_the_vocabulary_of_its_split(folde
     assert given.module().body.embedding.table.weight.shape == (500, 4)
     with pytest.raises(UsageError, match=r"token ids, found vocabulary=3; leave it out, or give \d+ or more"):
         Run(method="fedavg", data=str(folder), split="iid", clients=1, network_options={"vocabulary": 3}).module()
-    with pytest.raises(UsageError, match=r"'mlp' takes numbers, .* has token ids; use 'fasttext'"):
+    with pytest.raises(UsageError, match=r"'mlp' takes numbers, .* has token ids; use fasttext or nplm"):
         Run(method="fedavg", data=str(folder), split="iid", clients=1, network="mlp").module()
 
 

@@ -24,6 +24,7 @@ SMALL = [
     ("lenet5", (3, 20, 16), {"width": 0.4, "hidden": (120, 84)}),
     ("cnn4", (3, 16, 16), {}),
     ("fasttext", (12,), {"vocabulary": 40}),
+    ("nplm", (12,), {"vocabulary": 40}),
     ("mlp", (9,), {"hidden": (20, 10)}),
     ("logistic", (1, 5, 5), {}),
     ("point", (6,), {}),
@@ -34,7 +35,7 @@ small = pytest.mark.parametrize(("name", "shape", "options"), SMALL, ids=lambda 
 
 def samples(name, shape, count, seed=0):
     draw = torch.Generator().manual_seed(seed)
-    if name == "fasttext":
+    if name in ("fasttext", "nplm"):
         return torch.randint(0, 40, (count, *shape), generator=draw)
     return torch.randn(count, *shape, generator=draw)
 
@@ -90,6 +91,7 @@ def test_output_of_the_usual_inputs(name, shape):
         ("lenet5", (1, 16, 16), [6, 16, 120]),
         ("cnn4", (1, 16, 16), [32, 64, 512]),
         ("fasttext", (12,), [32, 32]),
+        ("nplm", (12,), [12, 128]),
         ("mlp", (9,), [100]),
         ("logistic", (9,), []),
         ("point", (1,), []),
@@ -143,7 +145,7 @@ def test_stacked_weights_equal_one_network_after_another(name, shape, options):
     shell = copy.deepcopy(members[0]).to("meta")
     parameters, buffers = stack_module_state(members)
     x, y = samples(name, shape, 4), torch.arange(4) % 5
-    x = x if name == "fasttext" else x.double()
+    x = x if name in ("fasttext", "nplm") else x.double()
 
     def logits(p, b, x):
         return functional_call(shell, (p, b), (x,))

@@ -103,6 +103,14 @@ def test_fasttext():
     torch.testing.assert_close(network(torch.tensor([[8, 1, 1, 0], [0, 5, 0, 0]])), classify(w, z))
 
 
+def test_nplm():
+    network, w, _ = given("nplm", (3,), vocabulary=9, dim=2, hidden=5)
+    ids = torch.tensor([[8, 1, 1], [0, 5, 2]])
+    z = torch.stack([torch.cat([w["body.embedding.weight"][k] for k in row]) for row in ids])
+    z = linear(z, w["body.hidden.linear.weight"], w["body.hidden.linear.bias"]).tanh()
+    torch.testing.assert_close(network(ids), classify(w, z))
+
+
 def test_tinyvit_has_the_encoder_blocks_of_torch():
     network, w, x = given("tinyvit", (3, 8, 12), depth=2, dim=16, heads=2)
     patches = x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)  # [B, T, 48]

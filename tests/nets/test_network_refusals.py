@@ -18,7 +18,7 @@ def refusal(*args, **options):
 def test_names_and_descriptions():
     assert nets.names() == [
         "cnn4", "convnet3", "convnet4", "fasttext", "lenet5", "logistic",
-        "mlp", "point", "resnet18", "resnet20", "resnet9", "tinyvit",
+        "mlp", "nplm", "point", "resnet18", "resnet20", "resnet9", "tinyvit",
     ]  # fmt: skip
     for name in nets.names():
         assert nets.describe(name).endswith(".")
@@ -94,9 +94,10 @@ def test_vectors_are_no_images(name):
     assert "logistic, mlp" in sentence
 
 
-def test_images_are_no_texts():
-    sentence = refusal("fasttext", (1, 28, 28), 10)
-    assert sentence.startswith("fasttext needs token ids (length,), found samples of shape (1, 28, 28).")
+@pytest.mark.parametrize("name", ["fasttext", "nplm"])
+def test_images_are_no_texts(name):
+    sentence = refusal(name, (1, 28, 28), 10)
+    assert sentence.startswith(f"{name} needs token ids (length,), found samples of shape (1, 28, 28).")
 
 
 def test_patches_must_tile_the_image():
@@ -117,6 +118,7 @@ def test_patches_must_tile_the_image():
         ("mlp", {"hidden": (1.5,)}, "'hidden' needs integers of at least 1, found (1.5,)."),
         ("lenet5", {"width": "half"}, "'width' must be a number above 0, found 'half'."),
         ("fasttext", {"dim": True}, "'dim' needs an integer of at least 1, found True."),
+        ("nplm", {"hidden": 0}, "'hidden' needs an integer of at least 1, found 0."),
         ("tinyvit", {"depth": 0}, "'depth' needs an integer of at least 1, found 0."),
         ("tinyvit", {"heads": 3}, "'dim' must be a multiple of 'heads', found dim=64 and heads=3."),
     ],

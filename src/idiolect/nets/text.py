@@ -32,6 +32,22 @@ def fasttext(shape: tuple[int, ...], classes: int, vocabulary: int = 98_635, dim
     return Network(nn.Sequential(body), nn.Linear(dim, classes))
 
 
+def nplm(shape: tuple[int, ...], classes: int, vocabulary: int = 256, dim: int = 16, hidden: int = 128) -> Network:
+    """Embeddings of the token ids in their order, a tanh layer of `hidden` on all of them, linear.
+
+    The neural probabilistic language model (Bengio et al., 2003, without its direct connections), which predicts the
+    next token; the sizes are chosen for characters. `vocabulary` is the number of ids, as in fasttext.
+    """
+    positive("nplm", vocabulary=vocabulary, dim=dim, hidden=hidden)
+    if len(shape) != 1:
+        raise UnfitError(f"nplm needs token ids (length,), found samples of shape {shape}.")
+    layer: OrderedDict[str, nn.Module] = OrderedDict(linear=nn.Linear(shape[0] * dim, hidden), tanh=nn.Tanh())
+    body: OrderedDict[str, nn.Module] = OrderedDict(
+        embedding=nn.Embedding(vocabulary, dim), flatten=nn.Flatten(), hidden=nn.Sequential(layer)
+    )
+    return Network(nn.Sequential(body), nn.Linear(hidden, classes))
+
+
 class MeanEmbedding(nn.Module):
     """The mean of the embeddings of the tokens that are not padding."""
 
@@ -45,4 +61,4 @@ class MeanEmbedding(nn.Module):
         return (embedded * real).sum(1) / real.sum(1).clamp(min=1)
 
 
-NETWORKS = {"fasttext": fasttext}
+NETWORKS = {"fasttext": fasttext, "nplm": nplm}
