@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.data.dataset import Dataset
+from idiolect.data.partition.split import is_whole
 from idiolect.errors import UsageError
 from idiolect.nets.text import PADDING
 
@@ -36,11 +37,11 @@ class Vocabulary:
     targets: bool = False
 
     def __post_init__(self) -> None:
-        most = len(SPECIAL) + 1 if self.max_size is None else self.max_size
-        if self.min_count < 1 or most <= len(SPECIAL):
+        least = len(SPECIAL) + 1
+        if not is_whole(self.min_count, 1) or not (self.max_size is None or is_whole(self.max_size, least)):
             raise UsageError(
-                f"Expected min_count of at least 1 and max_size of at least {len(SPECIAL) + 1} (padding, unknown and a "
-                f"word), found min_count={self.min_count} and max_size={self.max_size}."
+                f"Expected whole numbers, min_count of at least 1 and max_size of at least {least} (padding, unknown "
+                f"and a word), found min_count={self.min_count} and max_size={self.max_size}."
             )
 
     def __call__(self, data: Dataset, rows: Index) -> Dataset:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.data.dataset import Dataset, count_classes
+from idiolect.data.partition.split import is_whole
 from idiolect.data.vocabulary import SPECIAL, Vocabulary
 from idiolect.errors import UsageError
 from idiolect.nets.text import PADDING
@@ -48,7 +49,7 @@ def dataset(
     """One row of `length` token ids per text: cut there, and padded with 0 after its end; behind them the n-grams of
     two to `ngrams` tokens, each hashed into one of `buckets` ids. `vocabulary` is (min_count, max_size)."""
     for what, value in {"length": length, "ngrams": ngrams, "buckets": buckets}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_whole(value, 1):
             raise UsageError(f"Expected a whole number of at least 1 for {what} of '{where}', found {value!r}.")
     buckets = buckets if ngrams > 1 else 0
     x, words = encode(texts, length)

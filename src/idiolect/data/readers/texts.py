@@ -16,6 +16,8 @@ from idiolect.errors import UsageError, unknown
 if TYPE_CHECKING:
     import pyarrow as pa
 
+FORM = "a folder of texts with labels in train-*.parquet, as on the Hugging Face Hub"
+
 
 def reads(path: Path) -> bool:
     return path.is_dir() and hub.holds_texts(path)
