@@ -25,6 +25,7 @@ SMALL = [
     ("cnn4", (3, 16, 16), {}),
     ("fasttext", (12,), {"vocabulary": 40}),
     ("nplm", (12,), {"vocabulary": 40}),
+    ("harcnn", (3, 1, 30), {"width": 0.2}),
     ("mlp", (9,), {"hidden": (20, 10)}),
     ("logistic", (1, 5, 5), {}),
     ("point", (6,), {}),
@@ -74,7 +75,7 @@ def test_output_is_the_head_of_the_body(name, shape, options):
     ("name", "shape"),
     [(name, shape) for shape in ((1, 28, 28), (3, 32, 32), (3, 64, 64)) for name in nets.fitting(shape, 7)]
     + [("convnet4", (3, 64, 64)), ("convnet4", (1, 17, 30)), ("lenet5", (1, 16, 23)), ("cnn4", (3, 19, 16))]
-    + [("logistic", (561,)), ("mlp", (561,))],
+    + [("logistic", (561,)), ("mlp", (561,)), ("harcnn", (9, 1, 128)), ("harcnn", (1, 1, 29))],
 )  # fmt: skip
 def test_output_of_the_usual_inputs(name, shape):
     assert nets.build(name, shape, 7).eval()(torch.randn(2, *shape)).shape == (2, 7)
@@ -92,6 +93,7 @@ def test_output_of_the_usual_inputs(name, shape):
         ("cnn4", (1, 16, 16), [32, 64, 512]),
         ("fasttext", (12,), [32, 32]),
         ("nplm", (12,), [12, 128]),
+        ("harcnn", (9, 1, 28), [32, 64, 1024, 512]),
         ("mlp", (9,), [100]),
         ("logistic", (9,), []),
         ("point", (1,), []),

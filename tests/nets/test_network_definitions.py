@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import batch_norm, conv2d, linear, max_pool2d
+from torch.nn.functional import batch_norm, conv1d, conv2d, linear, max_pool1d, max_pool2d
 
 from idiolect import nets
 
@@ -109,6 +109,16 @@ def test_nplm():
     z = torch.stack([torch.cat([w["body.embedding.weight"][k] for k in row]) for row in ids])
     z = linear(z, w["body.hidden.linear.weight"], w["body.hidden.linear.bias"]).tanh()
     torch.testing.assert_close(network(ids), classify(w, z))
+
+
+def test_harcnn():
+    network, w, x = given("harcnn", (3, 1, 33), width=0.25)
+    z = x[:, :, 0]
+    for k in (1, 2):
+        z = conv1d(z, w[f"body.block{k}.conv.weight"][:, :, 0], w[f"body.block{k}.conv.bias"])
+        z = max_pool1d(z.clamp(min=0), 2)
+    z = dense(w, "hidden2", dense(w, "hidden1", z.flatten(1)))
+    torch.testing.assert_close(network(x), classify(w, z))
 
 
 def test_tinyvit_has_the_encoder_blocks_of_torch():

@@ -17,7 +17,7 @@ def refusal(*args, **options):
 
 def test_names_and_descriptions():
     assert nets.names() == [
-        "cnn4", "convnet3", "convnet4", "fasttext", "lenet5", "logistic",
+        "cnn4", "convnet3", "convnet4", "fasttext", "harcnn", "lenet5", "logistic",
         "mlp", "nplm", "point", "resnet18", "resnet20", "resnet9", "tinyvit",
     ]  # fmt: skip
     for name in nets.names():
@@ -98,6 +98,13 @@ def test_vectors_are_no_images(name):
 def test_images_are_no_texts(name):
     sentence = refusal(name, (1, 28, 28), 10)
     assert sentence.startswith(f"{name} needs token ids (length,), found samples of shape (1, 28, 28).")
+
+
+@pytest.mark.parametrize("shape", [(9, 1, 27), (9, 2, 128), (128,)])
+def test_signals_have_one_row_and_a_length(shape):
+    assert f"(channels, 1, length) of at least 28 readings, found samples of shape {shape}." in refusal(
+        "harcnn", shape, 6
+    )
 
 
 def test_patches_must_tile_the_image():
