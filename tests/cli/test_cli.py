@@ -113,7 +113,7 @@ BAD = {  # words for `run`, words for `compare` (None: the same after --methods 
     "no such file": (["fedavg", "--data", "smal.npz"], None, "Expected a file of arrays at 'smal.npz': No such file"),
     "an unknown data set": (["fedavg", "--data", "digitz"], None, "Unknown data set 'digitz'. Did you mean digits?"),
     "an unknown split": (["fedavg", "--split", "dirichlett:0.1"], None, "Unknown split 'dirichlett'. Did you mean dirichlet?"),
-    "an unknown network": (["fedavg", "--network", "mpl"], None, "Unknown network 'mpl'. Did you mean mlp?"),
+    "an unknown network": (["fedavg", "--network", "mpl"], None, "Unknown network 'mpl'. Did you mean mlp"),
     "an unknown option of the network": (["fedavg", "--network-options", "hiden=[3]"], None, "mlp has no option 'hiden'. Did you mean hidden?"),
     "an unknown backend": (["fedavg", "--backend", "gpu"], None, "backend must be one of workers, serial, stacked; found 'gpu'."),
     "an unknown option": (["fedavg", "--round", "3"], None, "No such option '--round'. (Did you mean one of: '--drop', '--out', '--rounds'?)"),
