@@ -1,5 +1,7 @@
 """What a data set accepts and refuses."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -146,3 +148,28 @@ def test_squared_loss_takes_finite_float_targets_of_its_outputs():
 
 def test_the_repr_is_short():
     assert repr(from_arrays(X, Y)) == ("Dataset('arrays', x=[4, 3], classes=3, network='mlp', loss='cross_entropy')")
+
+
+def test_token_ids_are_counted():
+    assert from_arrays(X, Y).tokens is None
+    ids = np.array([[3, 1], [0, 2], [7, 0], [1, 1]])
+    data = from_arrays(ids, Y)
+    assert data.tokens == 8
+    assert dataclasses.replace(data, tokens=20).tokens == 20
+    with pytest.raises(UsageError, match="expected token ids below tokens=7, found 7"):
+        dataclasses.replace(data, tokens=7)
+
+
+def test_a_data_set_is_fitted_once_and_stays_known_by_what_it_came_from():
+    def centred(data, rows):
+        return dataclasses.replace(data, x=data.x - data.x[rows].mean(0))
+
+    plain = from_arrays(X, Y)
+    assert plain.fitted(np.array([0])) is plain
+    raw = dataclasses.replace(plain, fit=centred)
+    data = raw.fitted(np.array([0, 1]))
+    assert torch.equal(data.x, raw.x - raw.x[:2].mean(0))
+    assert data.origin is raw
+    assert data.digest == raw.digest == plain.digest
+    assert data.fitted(np.array([3])) is data
+    assert torch.equal(raw.x, plain.x)
