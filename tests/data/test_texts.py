@@ -277,7 +277,7 @@ def test_broken_files_are_refused(tmp_path):
         load(tmp_path)
     at = whole.index(b"mat")  # in the column itself
     (tmp_path / "train-0.parquet").write_bytes(whole[:20] + b"\xff" * (at - 20) + whole[at:])
-    with pytest.raises(UsageError, match="Expected whole .*files"):
+    with pytest.raises(UsageError, match=r"Expected whole .*files"):
         load(tmp_path)
 
 

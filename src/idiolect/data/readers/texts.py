@@ -46,7 +46,7 @@ def load(
     train, test = hub._files(folder, "train"), hub._files(folder, "test")
     schema = hub._schema(train[0])
     text, label = _text_column(folder, schema, text), hub._label_column(folder, schema, label)
-    table = hub._read(folder, train + test, [text, label, *([group] if group else [])])
+    table = hub._read(folder, [*train, *test], [text, label, *([group] if group else [])])
     in_train = sum(hub._rows(file) for file in train)
     return words.dataset(
         folder,
