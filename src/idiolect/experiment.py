@@ -22,6 +22,7 @@ from idiolect.client import Settings
 from idiolect.data import Dataset, Federation, Split, SplitFile, federate, load, parse
 from idiolect.data import shift as shifts
 from idiolect.data.dataset import digest
+from idiolect.data.find import taken
 from idiolect.data.shift import Shift
 from idiolect.engine import orders
 from idiolect.engine.work import Context, Shards
@@ -37,7 +38,7 @@ BACKENDS = ("workers", "serial", "stacked")
 BUFFERS = ("average", "local", "drop")
 KINDS: tuple[tuple[str, Any, str], ...] = (
     ("method", Method, "a method or its name"),
-    ("data", (str, Dataset), "a data set, its name or its path"),
+    ("data", (str, Dataset), "a data set, its name, its path or arrays (x, y)"),
     ("split", (Split, SplitFile, Federation), "a split, its text, a split file or a federation"),
     ("network", (str, nn.Module, type(None)), "a network or its name"),
     ("network_options", Mapping, "options by their names"),
@@ -59,6 +60,7 @@ class Run(Fields):
             object.__setattr__(self, "split", SplitFile.named(self.split) or parse(str(self.split)))
         if isinstance(self.shift, str):
             object.__setattr__(self, "shift", shifts.parse(self.shift) or "none")
+        object.__setattr__(self, "data", taken(self.data))
         for name, kinds, expected in KINDS:
             if not isinstance(getattr(self, name), kinds):
                 raise UsageError(f"{name} must be {expected}; found {getattr(self, name)!r}.")

@@ -110,7 +110,7 @@ BAD = {  # words for `run`, words for `compare` (None: the same after --methods 
     "a NaN in the data": (["fedavg", "--data", "holed.npz"], None, "expected finite numbers in x, found NaN or inf in 1 rows, the first is row 7; drop or repair those rows."),
     "labels that are fractions": (["fedavg", "--data", "halves.npz"], None, "expected integer labels, found 0.5 among them; pass class numbers."),
     "labels that are words": (["fedavg", "--data", "words.npz"], None, "expected integer labels, found <U1; number the classes from 0"),
-    "no such file": (["fedavg", "--data", "smal.npz"], None, "Expected a file of arrays at 'smal.npz': No such file"),
+    "no such file": (["fedavg", "--data", "smal.npz"], None, "Expected a data set at 'smal.npz', found nothing there; did you mean 'small.npz'?"),
     "an unknown data set": (["fedavg", "--data", "digitz"], None, "Unknown data set 'digitz'. Did you mean digits?"),
     "an unknown split": (["fedavg", "--split", "dirichlett:0.1"], None, "Unknown split 'dirichlett'. Did you mean dirichlet?"),
     "an unknown network": (["fedavg", "--network", "mpl"], None, "Unknown network 'mpl'. Did you mean mlp"),

@@ -33,7 +33,7 @@ def test_an_unknown_name_comes_with_the_nearest():
 def test_a_path_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UsageError, match="found nothing there"):
         load(tmp_path / "nothing")
-    with pytest.raises(UsageError, match=r"at './digits', found nothing there"):
+    with pytest.raises(UsageError, match=r"at '\./digits', found nothing there"):
         load("./digits")
 
 

@@ -33,6 +33,7 @@ class Dataset:
     group: the natural client of each row (writer, device, ...), where the data has one.
     loss: "cross_entropy", or "squared": half the squared error, summed over outputs.
     official_test: True for the rows of the official test set, where the data has one.
+    class_names: what classes 0, 1, ... are called, where the data says.
     tokens: how many token ids there are, where x holds token ids; one more than the largest where not given.
     words: what each token id stands for, as far as it stands for one word.
     fit: what makes, of this data set and the rows trained on, the data set as it is with a vocabulary or statistics of
@@ -48,6 +49,7 @@ class Dataset:
     group: NDArray[Any] | None = None
     loss: Loss = "cross_entropy"
     official_test: NDArray[np.bool_] | None = None
+    class_names: tuple[str, ...] | None = None
     tokens: int | None = None
     words: tuple[str, ...] = ()
     fit: Callable[[Dataset, NDArray[np.int64]], Dataset] | None = None
@@ -72,6 +74,10 @@ class Dataset:
             raise UsageError(
                 f"{self.name}: expected official_test to be True or False per row, found dtype "
                 f"{self.official_test.dtype}; convert it with .astype(bool)."
+            )
+        if self.class_names is not None and len(self.class_names) != self.classes:
+            raise UsageError(
+                f"{self.name}: expected a name for each of the {self.classes} classes, found {len(self.class_names)}."
             )
 
     def __len__(self) -> int:

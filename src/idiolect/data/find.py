@@ -5,15 +5,31 @@ from __future__ import annotations
 import inspect
 import os
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
+from itertools import islice
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from idiolect.data import sources
-from idiolect.data.dataset import Dataset
-from idiolect.data.readers import reader_of
+from idiolect.data.dataset import Dataset, from_arrays
+from idiolect.data.readers import form_of, reader_of, readers
 from idiolect.errors import UsageError, unknown
+
+PICKLE = "a pickle can run any program when it is read, so none is; save the tensors x and y as .safetensors or .npz"
+ARCHIVE = "unpack it, and give its folder"
+OTHERS = {  # what to do with a form that nobody reads
+    **dict.fromkeys((".pt", ".pth", ".pkl", ".pickle", ".joblib"), PICKLE),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".zst"), ARCHIVE),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"), "save the sheet as .csv"),
+    **dict.fromkeys((".h5", ".hdf5", ".mat"), "save its arrays x and y as .npz by numpy.savez"),
+    **dict.fromkeys((".arff", ".feather", ".arrow", ".jsonl"), "save the table as .csv or .parquet"),
+}
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", NoneType: "nothing"}
 
 
 def names() -> list[str]:
@@ -21,29 +37,34 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(sources.__path__))
 
 
-def load(name: str | os.PathLike[str], **options: Any) -> Dataset:
+def load(name: str | os.PathLike[str], form: str | None = None, **options: Any) -> Dataset:
     """The data set of this name (`data/sources`), or the one at this path, in any form that has a reader
-    (`data/readers`).
+    (`data/readers`), which `form` names where the path leaves it open.
 
     A known name wins over a folder of the same name; write `./digits` for the folder.
     """
     if isinstance(name, str) and name in names():
         read: Callable[..., Dataset] = import_module(f"{sources.__name__}.{name}").load
-        _check_options(name, read, options)
+        _check_options(name, read, options if form is None else {"form": form, **options})
         return read(**options)
     path = Path(name).expanduser()
-    if (reader := reader_of(path)) is not None:
-        _check_options(str(name), reader.load, options, positional=1)
-        read = reader.load
-        return read(path, **options)
-    if isinstance(name, str) and os.sep not in name and not name.startswith((".", "~")):
-        raise unknown("data set", name, names())
-    if not path.exists():
-        raise UsageError(f"Expected a data set at '{name}', found nothing there; check the path.")
-    raise UsageError(
-        f"Expected an .npz file or a folder with train-*.parquet in it or in its folder 'data', found neither at "
-        f"'{name}'; check the path."
-    )
+    reader = reader_of(path, form)
+    if reader is None or (form is not None and not path.exists()):
+        raise _nothing_there(name, path) if not path.exists() else _unread(path)
+    _check_options(str(name), reader.load, options, positional=1)
+    read = reader.load
+    return read(path, **options)
+
+
+def taken(data: Any) -> Any:
+    """What stands in a run for data that a user hands over: the path as text, or the data set of the arrays (x, y)."""
+    if isinstance(data, os.PathLike):
+        return os.path.join(os.curdir, data)  # so that no known name is meant
+    if isinstance(data, tuple):
+        if len(data) != 2:
+            raise UsageError(f"data: expected two arrays, (x, y), found {len(data)}; for more see data.from_arrays.")
+        return from_arrays(*data)
+    return data
 
 
 def _check_options(name: str, read: Callable[..., Dataset], options: Mapping[str, Any], positional: int = 0) -> None:
@@ -53,3 +74,54 @@ def _check_options(name: str, read: Callable[..., Dataset], options: Mapping[str
             raise UsageError(f"Data set '{name}' has no options, found '{option}'; leave it out.")
         if option not in known:
             raise unknown(f"option of data set '{name}'", option, known)
+    kinds = get_type_hints(read)
+    for option, value in options.items():
+        if not _fits(value, kinds[option]):
+            expected = " or ".join(dict.fromkeys(_word(kind) for kind in _kinds(kinds[option])))
+            raise UsageError(f"Data set '{name}': expected {option} as {expected}, found {value!r}.")
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind that an option is annotated with; what is none of these, the loader checks."""
+    for one in _kinds(kind):
+        if get_origin(one) is Sequence:
+            if not isinstance(value, str | bytes | Mapping) and hasattr(value, "__len__"):
+                return all(_fits(part, get_args(one)[0]) for part in value)
+        elif one is float:
+            if isinstance(value, Real) and not isinstance(value, bool):
+                return True
+        elif one not in WORDS or (isinstance(value, one) and not (one is int and isinstance(value, bool))):
+            return True
+    return False
+
+
+def _word(kind: Any) -> str:
+    return "a list, as [1, 2]," if get_origin(kind) is Sequence else WORDS.get(kind, str(kind))
+
+
+def _nothing_there(name: str | os.PathLike[str], path: Path) -> UsageError:
+    if isinstance(name, str) and os.sep not in name and not path.suffix and not name.startswith((".", "~")):
+        return unknown("data set", name, names())
+    beside = [other.name for other in path.parent.glob("[!.]*")]
+    near = get_close_matches(path.name, beside, n=1, cutoff=0.75)
+    hint = f"did you mean '{path.parent / near[0]}'?" if near else "check the path."
+    return UsageError(f"Expected a data set at '{name}', found nothing there; {hint}")
+
+
+def _unread(path: Path) -> UsageError:
+    hint = f"; {OTHERS[path.suffix.lower()]}" if path.is_file() and path.suffix.lower() in OTHERS else ""
+    forms = "; ".join(form_of(reader) for reader in readers().values())
+    return UsageError(f"Nobody reads '{path}', {_what(path)}{hint}. What can be read: {forms}.")
+
+
+def _what(path: Path) -> str:
+    """What lies there, as far as names tell."""
+    if not path.is_dir():
+        return f"a {path.suffix} file" if path.suffix else "a file without a suffix"
+    inside = list(islice(path.iterdir(), 1000))
+    kinds = Counter("folders" if one.is_dir() else f"{one.suffix or 'nameless'} files" for one in inside)
+    return f"a folder with {', '.join(f'{n} {kind}' for kind, n in kinds.most_common(4)) or 'nothing in it'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -60,11 +60,12 @@ class Standard:
     std: tuple[float, ...] | None = None
 
     def __call__(self, data: Dataset, rows: NDArray[np.int64]) -> Dataset:
-        mean, std = (data.x.new_tensor(self.mean or 0), data.x.new_tensor(self.std or 1))
+        x = cast(Tensor, data.x)
+        mean, std = (x.new_tensor(self.mean or 0), x.new_tensor(self.std or 1))
         if self.mean is None or self.std is None:
-            found = measured(data.x, rows)
+            found = measured(x, rows)
             mean, std = (mean if self.mean else found[0], std if self.std else found[1])
-        return replace(data, x=(data.x - column(mean)) / column(std))
+        return replace(data, x=(x - column(mean)) / column(std))
 
 
 def column(values: Tensor) -> Tensor:

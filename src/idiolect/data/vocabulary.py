@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -55,11 +56,13 @@ class Vocabulary:
         table = torch.from_numpy(new)
         y, classes = (table[data.y], known) if self.targets else (data.y, data.classes)
         words = SPECIAL + tuple(data.words[k] for k in kept)
-        return replace(data, x=table[data.x], y=y, classes=classes, tokens=known + self.buckets, words=words)
+        return replace(
+            data, x=table[cast(Tensor, data.x)], y=y, classes=classes, tokens=known + self.buckets, words=words
+        )
 
     def _kept(self, data: Dataset, rows: Index) -> Index:
         """The words to keep, by their ids in `data`, in their new order."""
-        count = counts(data.x, rows, len(data.words) + self.buckets)
+        count = counts(cast(Tensor, data.x), rows, len(data.words) + self.buckets)
         if self.targets:
             count += counts(data.y, rows, len(count))
         found = [k for k in range(len(SPECIAL), len(data.words)) if count[k] >= self.min_count]

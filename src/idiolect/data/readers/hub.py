@@ -16,6 +16,8 @@ from idiolect.errors import UsageError, unknown
 if TYPE_CHECKING:
     import pyarrow as pa
 
+FORM = "a folder of images in train-*.parquet, as on the Hugging Face Hub"
+
 
 def reads(path: Path) -> bool:
     return path.is_dir() and bool(_files(path, "train")) and not holds_texts(path)

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 
-from idiolect.data.dataset import Dataset, from_arrays
+from idiolect.data import arrays
+from idiolect.data.dataset import Dataset
 from idiolect.errors import UsageError
+
+FORM = "an .npz file with x and y, or x_train, y_train, x_test and y_test"
 
 
 def reads(path: Path) -> bool:
-    return path.suffix == ".npz" and not path.is_dir()
+    return path.suffix.lower() == ".npz" and path.is_file()
 
 
-def load(file: Path, classes: int | None = None, network: str | None = None) -> Dataset:
-    """`x`, `y` and, where there is one, `group`, which says whose a row is; checked as `from_arrays` checks them."""
+def load(
+    file: Path,
+    classes: int | None = None,
+    network: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    channels: str | None = None,
+) -> Dataset:
+    """`x`, `y` and, where there is one, `group`, which says whose a row is; or these for training and testing, as
+    `arrays.dataset` takes them. Python objects, which are pickles, are refused unread."""
+    return arrays.dataset(file, _held(file), classes=classes, network=network, mean=mean, std=std, channels=channels)
+
+
+def _held(file: Path) -> dict[str, arrays.Array]:
     try:
         with np.load(file, allow_pickle=False) as held:
-            arrays = {name: held[name] for name in held.files}
+            if isinstance(held, np.ndarray):
+                raise ValueError("one array, which has no name")
+            return {name: held[name] for name in held.files}
     except OSError as error:
         raise UsageError(f"Expected a file of arrays at '{file}': {error.strerror or error}.") from None
-    except (ValueError, BadZipFile, EOFError):
+    except (ValueError, BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, MemoryError):
         raise UsageError(
-            f"Expected plain arrays in '{file}', found something else; write it with numpy.savez."
+            f"Expected plain arrays in '{file}', found something else (objects, or bytes that are not whole); write it "
+            "with numpy.savez."
         ) from None
-    if not {"x", "y"} <= arrays.keys():
-        raise UsageError(
-            f"Expected arrays x and y in '{file}', found {', '.join(arrays) or 'none'}; save them by these names."
-        )
-    return from_arrays(arrays["x"], arrays["y"], classes, name=file.stem, network=network, group=arrays.get("group"))
