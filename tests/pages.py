@@ -1,8 +1,9 @@
 """What README and docs quote: their fenced blocks, the commands in them, and how far print may differ from page.
 
 In a ```console block a command stands after `$ ` and what it prints, errors too, below it; a line of dots alone stands
-for any lines. The commands of a block are carried out one after the other in a directory that is empty at first; those
-that are not ours (`make`, `pip`, `ls`) are only read. Text has to be equal, whole numbers and hashes too. Not compared:
+for any lines. The commands of a block are carried out one after the other in a directory that holds at first what the
+page's ```python files blocks write there, nothing where there are none; those that are not ours (`make`, `pip`, `ls`)
+are only read. Text has to be equal, whole numbers and hashes too. Not compared:
 seconds, numbers in paths, the width of columns, and the order of a table's rows, which two close methods may swap.
 
 Accuracies may differ: another CPU adds up in another order, and training makes much of little. How much, rounding shows:
@@ -81,6 +82,15 @@ def commands(block: Block) -> list[tuple[str, str]]:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(idiolect.__file__).parents[1])}
+
+
+def prepare(page: str, directory: Path) -> None:
+    """Write the files that the page's commands are about."""
+    for block in blocks(page):
+        if block.info == "python files":
+            subprocess.run(
+                [sys.executable, "-c", block.text], cwd=directory, env=environment(), check=True, timeout=120
+            )
 
 
 def carried_out(command: str, directory: Path) -> str:

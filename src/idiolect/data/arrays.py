@@ -62,9 +62,10 @@ def _parts(where: Path, arrays: Mapping[str, Array]) -> tuple[Array, Array, Arra
         raise UsageError(f"Expected either x or x_train in '{where}', found both; leave one out.")
     if "x_train" not in arrays:
         if not {"x", "y"} <= arrays.keys():
+            found = ", ".join(sorted(arrays)) or "none"
             raise UsageError(
-                f"Expected arrays x and y in '{where}', found {', '.join(arrays) or 'none'}; save them by these names, "
-                "or as x_train, y_train, x_test, y_test."
+                f"Expected arrays x and y in '{where}', found {found}; save them by these names, or as x_train, "
+                "y_train, x_test, y_test."
             )
         return arrays["x"], arrays["y"], arrays.get("group"), None
     if "x_test" not in arrays and "y_test" not in arrays:
@@ -76,7 +77,9 @@ def _parts(where: Path, arrays: Mapping[str, Array]) -> tuple[Array, Array, Arra
 
 def _one(where: Path, arrays: Mapping[str, Array], name: str) -> Array:
     if name not in arrays:
-        raise UsageError(f"Expected an array {name} in '{where}', found {', '.join(arrays)}; save it beside them.")
+        raise UsageError(
+            f"Expected an array {name} in '{where}', found {', '.join(sorted(arrays))}; save it beside them."
+        )
     if arrays[name].ndim == 0:
         raise UsageError(f"Expected an array {name} with a row for each sample in '{where}', found a single number.")
     return arrays[name]

@@ -107,7 +107,7 @@ def _open(where: Path, row: int, blob: bytes | None) -> Any:
     try:
         picture = Image.open(io.BytesIO(blob), formats=("PNG", "JPEG"))
         picture.load()
-    except (OSError, SyntaxError) as error:  # Pillow's two ways of saying that the bytes are broken
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's ways of saying so
         raise UsageError(
             f"Expected a PNG or JPEG image in row {row} of '{where}', found bytes that cannot be "
             "decoded; download the file again."

@@ -58,14 +58,14 @@ def dataset(
     in_train = sum(len(one) for one in train.values())
     blocks = [_block(where, table, n, n in hot or (one_hot is True and _words(table, n))) for n in chosen]
     x = np.concatenate(blocks, axis=1)
-    y, found, called = numbered(f"in column '{label}' of '{where}'", _values(table, label), classes)
+    y, found, called = numbered(f"in column '{label}' of '{where}'", _values(where, table, label), classes)
     return Dataset(
         name,
         torch.from_numpy(_scaled(where, x, in_train, standardise, mean, std)),
         torch.from_numpy(y),
         found,
         network or "mlp",
-        _values(table, owner) if owner else _stems(files) if by_file else None,
+        _values(where, table, owner) if owner else _stems(files) if by_file else None,
         official_test=np.arange(len(x)) >= in_train if test else None,
         class_names=called,
     )
@@ -183,7 +183,7 @@ def _words(table: pa.Table, name: str) -> bool:
     return not numeric(_plain(table.column(name)).type)
 
 
-def _values(table: pa.Table, name: str) -> NDArray[Any]:
+def _values(where: Path, table: pa.Table, name: str) -> NDArray[Any]:
     """A label or a group: whole numbers stay numbers, all else becomes words."""
     import pyarrow as pa
 
@@ -192,7 +192,12 @@ def _values(table: pa.Table, name: str) -> NDArray[Any]:
         kind = pa.float64() if pa.types.is_decimal(column.type) else column.type
         numbers: NDArray[Any] = column.cast(kind).to_numpy()
         return numbers
-    return np.array(column.cast(pa.string()).to_pylist(), str)
+    try:
+        return np.array(column.cast(pa.string()).to_pylist(), str)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise UsageError(
+            f"Expected words or numbers in column '{name}' of '{where}', found {column.type}; name another column."
+        ) from None
 
 
 def _block(where: Path, table: pa.Table, name: str, hot: bool) -> Matrix:
@@ -201,7 +206,7 @@ def _block(where: Path, table: pa.Table, name: str, hot: bool) -> Matrix:
 
     column = _plain(table.column(name))
     if hot:
-        kinds, value = np.unique(_values(table, name), return_inverse=True)
+        kinds, value = np.unique(_values(where, table, name), return_inverse=True)
         return np.eye(len(kinds), dtype=np.float32)[value]
     if not numeric(column.type):
         raise UsageError(

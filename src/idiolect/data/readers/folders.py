@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 from unicodedata import normalize
 
 import numpy as np
@@ -21,7 +22,14 @@ BEFORE = ("csv",)  # a list of the images may lie beside their folders
 IMAGES = (".png", ".jpg", ".jpeg")
 OTHER_IMAGES = (".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 LOOK = 1000  # how many entries tell whether a folder holds images
-Found = tuple[tuple[str, ...], Path]  # the folders between the root and a file, and the file
+Place = tuple[tuple[str, ...], Path]  # the folders between the root and a file, and the file
+
+
+class Image(NamedTuple):
+    tests: bool
+    client: str  # "" where images lie by class alone
+    kind: str
+    file: Path
 
 
 def reads(path: Path) -> bool:
@@ -38,35 +46,28 @@ def load(
     those of `test` are the official test set. Classes and clients come in the order of their names (by value where
     all are whole numbers), images in that of theirs. Normalised as `images.samples` says. Hidden files and files that
     are no images are passed over; images of another kind are refused."""
-    parts = _parts(folder)
-    found = [_images(folder, part) for part in parts]
-    depth = _depth(folder, [one for part in found for one in part])
-    owned = [(*_whose(above, depth), file) for part in found for above, file in part]
-    kinds = in_order({kind for _, kind, _ in owned})
+    found = _found(folder)
+    kinds, clients = (in_order({getattr(image, what) for image in found}) for what in ("kind", "client"))
     if len(kinds) < 2:
         raise UsageError(
             f"Expected two classes or more in '{folder}', found '{kinds[0]}' alone; images lie as class/image.png or "
             "client/class/image.png."
         )
-    order, clients = (
-        {name: k for k, name in enumerate(names)} for names in (kinds, in_order({c for c, _, _ in owned}))
-    )
-    counts = [len(part) for part in found]
-    rows = sorted(
-        range(len(owned)), key=lambda k: (k >= counts[0], clients[owned[k][0]], order[owned[k][1]], owned[k][2])
-    )
-    pixels = _decoded(folder, _Blobs([owned[k][2] for k in rows]))
+    number = {name: k for k, name in enumerate(kinds)}
+    place = {name: k for k, name in enumerate(clients)}
+    found.sort(key=lambda image: (image.tests, place[image.client], number[image.kind], image.file))
+    in_train = sum(not image.tests for image in found)
     data = images.samples(
         folder,
-        pixels,
-        np.array([order[owned[k][1]] for k in rows]),
+        _decoded(folder, _Blobs([image.file for image in found])),
+        np.array([number[image.kind] for image in found]),
         name=folder.resolve().name,
-        in_train=counts[0] if len(parts) > 1 else None,
+        in_train=in_train if in_train < len(found) else None,
         classes=len(kinds),
         mean=mean,
         std=std,
         network=network,
-        group=np.array([owned[k][0] for k in rows]) if depth == 2 else None,
+        group=np.array([image.client for image in found]) if clients != [""] else None,
     )
     return replace(data, class_names=tuple(kinds))
 
@@ -93,8 +94,8 @@ def _decoded(folder: Path, blobs: _Blobs) -> images.Pixels:
         raise UsageError(f"{str(error).rstrip('.')}: '{blobs.last}'.") from None
 
 
-def _files(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Found]:
-    """Every file up to three folders down, hidden ones left out, in the order of their names."""
+def _files(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Place]:
+    """Every file up to four folders down, hidden ones left out, in the order of their names."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if _hidden(entry.name):
             continue
@@ -102,6 +103,16 @@ def _files(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Found]:
             yield above, Path(entry.path)
         elif len(above) < 4:
             yield from _files(Path(entry.path), (*above, normalize("NFC", entry.name)))
+
+
+def _found(folder: Path) -> list[Image]:
+    parts = {part: _images(folder, part) for part in _parts(folder)}
+    depth = _depth(folder, [one for part in parts.values() for one in part])
+    return [
+        Image(part == "test", above[0] if depth == 2 else "", above[-1], file)
+        for part, found in parts.items()
+        for above, file in found
+    ]
 
 
 def _parts(folder: Path) -> list[str]:
@@ -124,7 +135,7 @@ def _hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _images(folder: Path, part: str) -> list[Found]:
+def _images(folder: Path, part: str) -> list[Place]:
     """The images of a part, in which no folder of the first level may be empty."""
     found = list(_files(folder / part))
     if other := next((file for _, file in found if file.suffix.lower() in OTHER_IMAGES), None):
@@ -136,9 +147,9 @@ def _images(folder: Path, part: str) -> list[Found]:
     return found
 
 
-def _depth(folder: Path, found: list[Found]) -> int:
+def _depth(folder: Path, found: list[Place]) -> int:
     """1 for images by class, 2 for images by client and class."""
-    depths = {len(above): file for above, file in found}
+    depths = {len(above): file for above, file in reversed(found)}
     if not depths:
         raise UsageError(f"Expected .png or .jpg images below '{folder}', found none.")
     if len(depths) > 1:
@@ -151,7 +162,3 @@ def _depth(folder: Path, found: list[Found]) -> int:
             f"'{depths[depth].relative_to(folder)}'; move each into a folder named after its class."
         )
     return depth
-
-
-def _whose(above: tuple[str, ...], depth: int) -> tuple[str, str]:
-    return ("", above[0]) if depth == 1 else (above[0], above[1])

@@ -95,7 +95,8 @@ def _pairs(folder: Path, prefix: str | None) -> tuple[Path, Path | None]:
 
 
 def _read_pair(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    pixels, labels = _read(file, 3, "images"), _read(_labels_of(file), 1, "labels")
+    beside = _labels_of(file)
+    pixels, labels = _read(file, 3, "images"), _read(beside, 1, "labels")
     if len(pixels) != len(labels):
         raise UsageError(f"Expected a label for each of the {len(pixels)} images of '{file}', found {len(labels)}.")
     return pixels, labels

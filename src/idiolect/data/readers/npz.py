@@ -35,10 +35,14 @@ def load(
 
 def _held(file: Path) -> dict[str, arrays.Array]:
     try:
-        with np.load(file, allow_pickle=False) as held:
-            if isinstance(held, np.ndarray):
-                raise ValueError("one array, which has no name")
-            return {name: held[name] for name in held.files}
+        opened = np.load(file, allow_pickle=False)
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise ValueError("one array, which has no name")
+        with opened as held:
+            found = {name: held[name] for name in held.files}
+        if not all(isinstance(array, np.ndarray) for array in found.values()):
+            raise ValueError("other files among the arrays, which come as bytes")
+        return found
     except OSError as error:
         raise UsageError(f"Expected a file of arrays at '{file}': {error.strerror or error}.") from None
     except (ValueError, BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, MemoryError):
