@@ -32,6 +32,12 @@ $ make tea
 tea
 $ idiolect run --config runs/fedavg-toy2d-1/run.toml --clients 0
 clients must be a whole number >= 1; found 0.
+$ idiolect run fedavg --config mine.toml
+rounds must be a whole number >= 0; found -1.
+```
+
+```python files
+open("mine.toml", "w").write("rounds = -1")
 ```
 
 ```toml
@@ -70,8 +76,12 @@ def of(language):
 # what the pages hold
 
 
-@pytest.mark.parametrize("block", of("console"))
-def test_commands_print_what_the_page_says(block, tmp_path):
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [pytest.param(where.rpartition(":")[0], block, id=where) for where, block in BLOCKS if block.info == "console"],
+)
+def test_commands_print_what_the_page_says(page, block, tmp_path):
+    pages.prepare(PAGES[page], tmp_path)
     assert not pages.unlike(block, tmp_path)
 
 
@@ -107,7 +117,7 @@ def test_examples_in_python_run(name, tmp_path):
 
 
 def test_blocks_say_what_they_are():
-    known = {"", "console", "toml", "python", "python no-run", "sh", "text", "json"}
+    known = {"", "console", "toml", "python", "python files", "python no-run", "sh", "text", "json"}
     assert {where: block.info for where, block in BLOCKS if block.info not in known} == {}
 
 
@@ -268,6 +278,7 @@ def test_a_difference_shows_both_lines():
 def test_a_wrong_page_is_noticed(tmp_path):
     wrong = EXAMPLE.replace(f"hash {HASH}", "hash 000").replace("0.0 MB up", "0.1 MB up").replace("found 0", "found 1")
     (block,) = [b for b in pages.blocks(wrong) if b.info == "console"]
+    pages.prepare(wrong, tmp_path)
     one, two, three = pages.unlike(block, tmp_path)
     assert all(found.startswith("$ idiolect run ") for found in (one, two, three))
     assert "hash 000" in one
@@ -277,7 +288,7 @@ def test_a_wrong_page_is_noticed(tmp_path):
 
 def test_the_example_is_read_right():
     found = list(pages.blocks(EXAMPLE))
-    assert [b.info for b in found] == ["console", "toml", "python", "python no-run", "python"]
+    assert [b.info for b in found] == ["console", "python files", "toml", "python", "python no-run", "python"]
     assert all(EXAMPLE.splitlines()[b.line - 1].strip() == b.text.splitlines()[0] for b in found)
     assert [command.split()[:2] for command, _ in pages.commands(found[0])] == [
         ["idiolect", "run"],
