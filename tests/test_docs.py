@@ -294,6 +294,7 @@ def test_the_example_is_read_right():
         ["idiolect", "run"],
         ["make", "tea"],
         ["idiolect", "run"],
+        ["idiolect", "run"],
     ]
     assert script(EXAMPLE).split("\n")[found[-1].line - 1].startswith("assert Run")
     assert script(EXAMPLE).count("\n") == EXAMPLE.count("\n") - 1

@@ -57,13 +57,16 @@ def test_another_delimiter_a_mark_at_the_start_quotes_and_windows_lines(tmp_path
         table(tmp_path, text, delimiter="::")
 
 
-@pytest.mark.parametrize("first", ["5.1,setosa,0", "1,2,0", "-1e3,nan,1"])
+@pytest.mark.parametrize("first", ["5.1,setosa,0", "1,pine,0", "-1e3,inf,0"])
 def test_a_line_with_a_number_is_no_header(tmp_path, first):
-    found = table(tmp_path, "5.1,1,0\n1,2,1\n", label=2)
-    assert found.x.shape == (2, 2)
-    from idiolect.data.readers.csv import _is_header
+    found = table(tmp_path, f"{first}\n5,oak,1\n", label=1 if "setosa" in first else 2, one_hot=True)
+    assert len(found) == 2
 
-    assert not _is_header(first.split(","))
+
+def test_a_line_that_names_the_label_is_a_header_whatever_else_is_in_it(tmp_path):
+    assert table(tmp_path, "2019,2020,label\n5,6,0\n7,8,1\n").x.tolist() == [[5, 6], [7, 8]]
+    assert table(tmp_path, "2019,2020,kind\n5,6,0\n7,8,1\n", label="kind").x.shape == (2, 2)
+    assert table(tmp_path, "2019,2020,0\n5,6,1\n", label=2).x.shape == (2, 2)
 
 
 def test_columns_that_count_from_0_are_a_header_as_pandas_writes_them(tmp_path):

@@ -43,16 +43,18 @@ def load(
     tells of the other options). Of a folder, files named train... and test... are what they say, test rows becoming
     the official test set; in any other folder each file is a client, named after it, unless `group` says otherwise.
 
-    `header`: whether the first line has the columns' names; where not given, it has if none of its cells is a number,
-    or if they count from 0. Without one the columns are called 0, 1, ... `delimiter`: a comma, or a tab in .tsv.
+    `header`: whether the first line has the columns' names; where not given, it has if it names the label or the
+    group, if none of its cells is a number, or if they count from 0. Without one the columns are called 0, 1, ...
+    `delimiter`: a comma, or a tab in .tsv.
     """
     files = [path] if not path.is_dir() else _files(path)
     train, test = tables.parts(path, files) if path.is_dir() else (files, [])
+    roles = {str(role) for role in (label or "label", group) if not _number(str(role))}
     by_file = path.is_dir() and not any(tables.is_part(file, "train") for file in train)
     return tables.dataset(
         path,
-        {file: _table(file, header, delimiter) for file in train},
-        {file: _table(file, header, delimiter) for file in test},
+        {file: _table(file, header, delimiter, roles) for file in train},
+        {file: _table(file, header, delimiter, roles) for file in test},
         name=tables.name_of(path),
         label=label, group=group, by_file=by_file, features=features, one_hot=one_hot, standardise=standardise,
         mean=mean, std=std, classes=classes, network=network,
@@ -63,7 +65,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.name.lower().endswith(SUFFIXES) and not f.name.startswith("."))
 
 
-def _table(file: Path, header: bool | None, delimiter: str | None) -> pa.Table:
+def _table(file: Path, header: bool | None, delimiter: str | None, roles: set[str]) -> pa.Table:
     import pyarrow as pa
     from pyarrow import csv as arrow
 
@@ -71,7 +73,7 @@ def _table(file: Path, header: bool | None, delimiter: str | None) -> pa.Table:
         raise UsageError(f"Expected a delimiter of one character, as ';', found {delimiter!r}.")
     delimiter = delimiter or ("\t" if ".tsv" in file.name.lower() else ",")
     first = _first_line(file, delimiter)
-    named = _is_header(first) if header is None else header
+    named = _is_header(first, roles) if header is None else header
     read = arrow.ReadOptions(use_threads=False, column_names=None if named else [str(k) for k in range(len(first))])
     try:
         table = arrow.read_csv(file, read, arrow.ParseOptions(delimiter=delimiter, newlines_in_values=True))
@@ -99,8 +101,9 @@ def _first_line(file: Path, delimiter: str) -> list[str]:
         raise UsageError(f"Expected a table in '{file}', found: {_sentence(error)}.") from None
 
 
-def _is_header(cells: list[str]) -> bool:
-    return cells == [str(k) for k in range(len(cells))] or not any(map(_number, cells))
+def _is_header(cells: list[str], roles: set[str]) -> bool:
+    counted = [str(k) for k in range(len(cells))]
+    return not roles.isdisjoint(cells) or cells == counted or not any(map(_number, cells))
 
 
 def _number(cell: str) -> bool:
