@@ -201,8 +201,8 @@ def test_every_reader_says_what_it_reads_and_goes_before_readers_that_are_there(
     ("options", "message"),
     [
         ({"labels": "who"}, "Unknown option of data set .* 'labels'. Did you mean label"),
-        ({"label": 1.5}, "expected label as a word or a whole number or nothing, found 1.5"),
-        ({"features": "u"}, r"expected features as a list, as \[1, 2\], or nothing, found 'u'"),
+        ({"label": 1.5}, "expected label as a word or a whole number, found 1.5"),
+        ({"features": "u"}, r"expected features as a list, as \[1, 2\], found 'u'"),
         ({"features": [1.5]}, "expected features as a list"),
         ({"standardise": "yes"}, "expected standardise as true or false, found 'yes'"),
         ({"classes": True}, "expected classes as a whole number"),

@@ -54,6 +54,8 @@ def test_train_and_test_become_the_official_test_set(holding):
         ({"x": X, "y": Y, "x_train": X}, "either x or x_train"),
         ({"x": X, "y": Y[:5]}, "one y per row of x"),
         ({"x": X, "y": Y + 0.5}, "integer labels, found 0.5"),
+        ({"x": X, "y": Y * 0}, "two classes or more in .*found 0 alone"),
+        ({"x": PIXELS, "y": Y * 0}, "two classes or more in .*found 0 alone"),
         ({"x": X, "y": Y, "group": np.arange(5)}, "one entry of group per row"),
         ({"x": X * np.nan, "y": Y}, "NaN or inf in 24 rows"),
         ({"x": X[:0], "y": Y[:0]}, "expected"),

@@ -160,6 +160,13 @@ def test_an_image_that_cannot_be_taken_is_named(tmp_path, held):
         load(folder)
 
 
+def test_a_link_to_nothing_is_named(tmp_path):
+    folder, _ = images_by_class(tmp_path)
+    (folder / "dog" / "99.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(UsageError, match=r"an image in '.*dog/99\.png', found: No such file"):
+        load(folder)
+
+
 def test_files_are_read_when_they_are_decoded_and_not_before(tmp_path, monkeypatch):
     """So that a large folder costs its pixels, not its files beside them."""
     from idiolect.data import images

@@ -34,6 +34,8 @@ def dataset(
     `channels` tells where their channels are, "first" or "last", should the shape leave it open.
     """
     x, y, group, in_train = _parts(where, arrays)
+    if classes is None and y.ndim == 1 and len(y) and (y == y[0]).all():
+        raise UsageError(f"Expected labels of two classes or more in '{where}', found {y[0]} alone.")
     name = where.stem
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         if mean is not None or std is not None or channels is not None:

@@ -29,7 +29,7 @@ OTHERS = {  # what to do with a form that nobody reads
     **dict.fromkeys((".h5", ".hdf5", ".mat"), "save its arrays x and y as .npz by numpy.savez"),
     **dict.fromkeys((".arff", ".feather", ".arrow", ".jsonl"), "save the table as .csv or .parquet"),
 }
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", NoneType: "nothing"}
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", NoneType: "none"}
 
 
 def names() -> list[str]:
@@ -77,7 +77,7 @@ def _check_options(name: str, read: Callable[..., Dataset], options: Mapping[str
     kinds = get_type_hints(read)
     for option, value in options.items():
         if not _fits(value, kinds[option]):
-            expected = " or ".join(dict.fromkeys(_word(kind) for kind in _kinds(kinds[option])))
+            expected = " or ".join(_word(kind) for kind in _kinds(kinds[option]) if kind is not NoneType)
             raise UsageError(f"Data set '{name}': expected {option} as {expected}, found {value!r}.")
 
 
@@ -100,7 +100,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _word(kind: Any) -> str:
-    return "a list, as [1, 2]," if get_origin(kind) is Sequence else WORDS.get(kind, str(kind))
+    return "a list, as [1, 2]" if get_origin(kind) is Sequence else WORDS.get(kind, str(kind))
 
 
 def _nothing_there(name: str | os.PathLike[str], path: Path) -> UsageError:

@@ -92,6 +92,8 @@ def _decoded(folder: Path, blobs: _Blobs) -> images.Pixels:
         return images.decode(folder, blobs)
     except UsageError as error:
         raise UsageError(f"{str(error).rstrip('.')}: '{blobs.last}'.") from None
+    except OSError as error:
+        raise UsageError(f"Expected an image in '{blobs.last}', found: {error.strerror or error}.") from None
 
 
 def _files(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Place]:
