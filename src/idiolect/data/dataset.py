@@ -33,6 +33,7 @@ class Dataset:
     group: the natural client of each row (writer, device, ...), where the data has one.
     loss: "cross_entropy", or "squared": half the squared error, summed over outputs.
     official_test: True for the rows of the official test set, where the data has one.
+    own_test: whether the official test rows are those of the clients in `group`, which split "given" leaves to them.
     class_names: what classes 0, 1, ... are called, where the data says.
     tokens: how many token ids there are, where x holds token ids; one more than the largest where not given.
     words: what each token id stands for, as far as it stands for one word.
@@ -49,6 +50,7 @@ class Dataset:
     group: NDArray[Any] | None = None
     loss: Loss = "cross_entropy"
     official_test: NDArray[np.bool_] | None = None
+    own_test: bool = False
     class_names: tuple[str, ...] | None = None
     tokens: int | None = None
     words: tuple[str, ...] = ()

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from idiolect.data.apportion import Counts
 from idiolect.data.dataset import Dataset
 from idiolect.data.holdout import Parts, carve, deal_official
-from idiolect.data.partition import Split, parse
+from idiolect.data.partition import Given, Split, parse
+from idiolect.data.partition.divided import Divided
 from idiolect.data.partition.split import Rows
 from idiolect.data.ragged import Index, Ragged, count_different
 from idiolect.data.shift import Shift, Shifted
@@ -140,12 +141,19 @@ def federate(
 
     A split that repeats rows would bring a row to train one client and to test another. There the rows are divided
     first, by the same shares, and all clients draw from each part.
+
+    Clients that come with their own test rows keep them: those of a `Divided` split, and with split "given" those of a
+    data set with `own_test`. `test` and `test_from` are not used for them.
     """
     split = parse(split) if isinstance(split, str) else split
-    test_from = _resolved(dataset, test_from)
+    if isinstance(split, Divided):
+        parts = Parts(*map(Ragged.of, zip(*split.parts(dataset, clients), strict=True)))
+        return Federation(dataset, *parts, split_hash(*parts), f"{dataset.name}, {split}, {clients} clients")
+    own = dataset.own_test and isinstance(split, Given)
+    test_from = "official" if own else _resolved(dataset, test_from)
     _check_shares(test, validation, test_from)
     pool = _pool(dataset, test_from)
-    recipe = _recipe(dataset, split, clients, seed, test, validation, test_from)
+    recipe = _recipe(dataset, split, clients, seed, test, validation, test_from, own)
     made_with = {"split": str(split), "clients": int(clients), "seed": int(seed), "test": float(test)}
     made_with |= {"validation": float(validation), "test_from": test_from}
     if split.repeats:
@@ -155,7 +163,7 @@ def federate(
     owned = Ragged(pool[owned.rows], owned.bounds)
     parts = carve(dataset.strata, owned, test if test_from == "merged" else 0.0, validation, seed)
     if test_from == "official":
-        parts = parts._replace(test=_official(dataset, owned, seed))
+        parts = parts._replace(test=_own(dataset, owned) if own else _official(dataset, owned, seed))
     return Federation(dataset, *parts, split_hash(*parts), recipe, made_with)
 
 
@@ -289,6 +297,17 @@ def _official(dataset: Dataset, owned: Rows, seed: int) -> Rows:
     return Ragged(dealt.rows[: dealt.bounds[-2]], dealt.bounds[:-1])
 
 
+def _own(dataset: Dataset, owned: Rows) -> Rows:
+    """The official test rows of the groups that each client holds."""
+    assert dataset.group is not None
+    assert dataset.official_test is not None
+    groups, group = np.unique(dataset.group, return_inverse=True)
+    client = np.full(len(groups), -1)
+    client[group[owned.rows]] = owned.owner
+    official = np.flatnonzero(dataset.official_test)
+    return Ragged.by_owner(client[group[official]], len(owned), official)
+
+
 def _recipe(
     dataset: Dataset,
     split: Split,
@@ -297,7 +316,9 @@ def _recipe(
     test: float,
     validation: float,
     test_from: TestFrom,
+    own: bool,
 ) -> str:
-    held_out = f"test {test:g} of each client's rows" if test_from == "merged" else "official test rows dealt"
+    dealt = "each with its own test rows" if own else "official test rows dealt"
+    held_out = f"test {test:g} of each client's rows" if test_from == "merged" else dealt
     validated = f", validation {validation:g}" if validation else ""
     return f"{dataset.name}, {split}, {clients} clients, seed {seed}, {held_out}{validated}"

@@ -10,7 +10,9 @@ from idiolect.data.partition.balanced import Balanced
 from idiolect.data.partition.blocks import Blocks
 from idiolect.data.partition.clusters import Clusters
 from idiolect.data.partition.dirichlet import Dirichlet
+from idiolect.data.partition.divided import Divided
 from idiolect.data.partition.extended import Extended
+from idiolect.data.partition.flbench import FLBench
 from idiolect.data.partition.flwr import Flwr
 from idiolect.data.partition.given import Given
 from idiolect.data.partition.iid import IID
@@ -22,8 +24,8 @@ from idiolect.data.partition.split import Split
 from idiolect.data.texts import options, read
 
 __all__ = [
-    "IID", "Balanced", "Blocks", "Clusters", "Dirichlet", "Extended", "Flwr", "Given", "Pathological", "Quantity",
-    "Resampled", "Shards", "Split", "describe", "parse",
+    "IID", "Balanced", "Blocks", "Clusters", "Dirichlet", "Divided", "Extended", "FLBench", "Flwr", "Given",
+    "Pathological", "Quantity", "Resampled", "Shards", "Split", "describe", "parse",
 ]  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def describe() -> list[tuple[str, str, str]]:
 def parse(text: str) -> Split:
     """The split that a text like "iid", "dirichlet:0.1" or "dirichlet:0.1,minimum=5" names; `str(split)` gives it back.
 
-    After the colon come the split's fields, in their order or by keyword.
+    After the colon come the split's fields, in their order or by keyword, or the file of a division made elsewhere.
     """
     split: Split = read("split", text, SPLITS)
     return split
