@@ -211,3 +211,67 @@ def test_constant_images_need_a_given_deviation(tmp_path):
 def test_unknown_options_of_a_folder_are_refused(grey):
     with pytest.raises(UsageError, match=r"Unknown option of data set .* 'groups'. Did you mean group"):
         load(grey, groups="writer")
+
+
+def test_files_may_lie_in_the_folder_of_a_configuration(tmp_path):
+    write(tmp_path / "plain" / "train-0.parquet", GREY, [0, 1, 2, 0, 1, 2])
+    assert len(load(tmp_path)) == 6
+    write(tmp_path / "other" / "train-0.parquet", GREY[:3], [0, 1, 2])
+    with pytest.raises(UsageError, match="found those of other, plain; name one by config="):
+        load(tmp_path)
+    assert len(load(tmp_path, config="other")) == 3
+    with pytest.raises(UsageError, match=r"Expected train-.* in '.*/third'"):
+        load(tmp_path, config="third")
+
+
+def test_what_the_library_saves_to_a_disk_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
+    whole = datasets.Dataset.from_dict(
+        {"image": [Image.fromarray(one) for one in GREY], "label": [0, 1, 2, 0, 1, 2]}, features=features
+    )
+    parts = datasets.DatasetDict(train=whole.select(range(4)), test=whole.select(range(4, 6)))
+    parts.save_to_disk(tmp_path / "saved", num_shards={"train": 2, "test": 1})
+    data = load(tmp_path / "saved", mean=[0], std=[1])
+    assert torch.allclose(data.x, torch.tensor(GREY)[:, None] / 255)
+    assert data.official_test.tolist() == [False] * 4 + [True] * 2
+    next((tmp_path / "saved" / "train").glob("*.arrow")).write_bytes(b"hello")
+    with pytest.raises(UsageError, match="Expected an Arrow file"):
+        load(tmp_path / "saved")
+
+
+def test_validation_sets_and_unlabelled_test_sets(tmp_path):
+    write(tmp_path / "train-0.parquet", GREY[:3], [0, 1, 2])
+    write(tmp_path / "validation-0.parquet", GREY[3:], [2, 1, 0])
+    data = load(tmp_path)
+    assert data.name == f"{tmp_path.name} (test: validation)"
+    assert data.y.tolist() == [0, 1, 2, 2, 1, 0]
+    write(tmp_path / "test-0.parquet", GREY, [None] * 6)
+    assert load(tmp_path).name == data.name
+    write(tmp_path / "test-0.parquet", GREY, [-1] * 6)
+    assert load(tmp_path).name == data.name
+    write(tmp_path / "test-0.parquet", GREY, [0, 0, 1, 1, 2, 2])
+    assert load(tmp_path).y.tolist() == [0, 1, 2, 0, 0, 1, 1, 2, 2]
+    assert load(tmp_path, train="train+validation", test="test").y.tolist() == [0, 1, 2, 2, 1, 0, 0, 0, 1, 1, 2, 2]
+    with pytest.raises(UsageError, match=r"Unknown part of .* 'tset'. Did you mean test"):
+        load(tmp_path, test="tset")
+
+
+def test_images_brought_to_one_size(tmp_path):
+    cells = [{"bytes": encoded(np.full(shape, 90, np.uint8)), "path": None} for shape in ((4, 9), (7, 5), (3, 3))]
+    write(tmp_path / "train-0.parquet", None, [0, 1, 2], images=cells)
+    data = load(tmp_path, size=6, mean=[0], std=[1 / 255])
+    assert data.shape == (1, 6, 6)
+    assert data.x.unique().tolist() == [90]
+
+
+def test_images_are_read_one_by_one_from_all_chunks():
+    from idiolect.data.readers.hub import Encoded
+
+    cells = [{"bytes": bytes([k]), "path": None} if k != 3 else None for k in range(7)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    chunks = [pa.array(cells[a:b], kind) for a, b in ((0, 2), (2, 2), (2, 6), (6, 7))]
+    found = Encoded(pa.chunked_array(chunks))
+    assert list(found) == [found[k] for k in range(7)] == [cell and cell["bytes"] for cell in cells]
+    assert found[1:5:2] == [b"\1", None]
+    assert list(Encoded(pa.chunked_array([], kind))) == []

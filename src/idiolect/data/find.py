@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from idiolect.data import sources
+from idiolect.data import online, sources
 from idiolect.data.dataset import Dataset, from_arrays
 from idiolect.data.readers import form_of, reader_of, readers
 from idiolect.errors import UsageError, unknown
@@ -38,8 +38,8 @@ def names() -> list[str]:
 
 
 def load(name: str | os.PathLike[str], form: str | None = None, **options: Any) -> Dataset:
-    """The data set of this name (`data/sources`), or the one at this path, in any form that has a reader
-    (`data/readers`), which `form` names where the path leaves it open.
+    """The data set of this name (`data/sources`), the Hub's of this name (`data/online.py`), or the one at this path,
+    in any form that has a reader (`data/readers`), which `form` names where the path leaves it open.
 
     A known name wins over a folder of the same name; write `./digits` for the folder.
     """
@@ -47,6 +47,8 @@ def load(name: str | os.PathLike[str], form: str | None = None, **options: Any) 
         read: Callable[..., Dataset] = import_module(f"{sources.__name__}.{name}").load
         _check_options(name, read, options if form is None else {"form": form, **options})
         return read(**options)
+    if isinstance(name, str) and online.named(name):
+        return online.load(name, **options)
     path = Path(name).expanduser()
     reader = reader_of(path, form)
     if reader is None or (form is not None and not path.exists()):
@@ -105,7 +107,7 @@ def _word(kind: Any) -> str:
 
 def _nothing_there(name: str | os.PathLike[str], path: Path) -> UsageError:
     if isinstance(name, str) and os.sep not in name and not path.suffix and not name.startswith((".", "~")):
-        return unknown("data set", name, names())
+        return unknown("data set", name, [*names(), *online.KNOWN])
     beside = [other.name for other in path.parent.glob("[!.]*")]
     near = get_close_matches(path.name, beside, n=1, cutoff=0.75)
     hint = f"did you mean '{path.parent / near[0]}'?" if near else "check the path."

@@ -67,33 +67,46 @@ def channel_statistics(pixels: Pixels) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(means), tuple(stds)
 
 
-def decode(where: Path, blobs: Sequence[bytes | None]) -> Pixels:
-    """PNG or JPEG files as one array. The first one decides the size, and whether there is colour. The same bytes are
-    decoded once, and from then on mapped from the cache (`data/cache.py`)."""
+def decode(where: Path, blobs: Sequence[bytes | None], size: int | None = None) -> Pixels:
+    """PNG or JPEG files as one array. The first one decides the size, and whether there is colour; with `size` each is
+    cut to a square about its middle and scaled to size x size. The same bytes are decoded once, and from then on mapped
+    from the cache (`data/cache.py`)."""
     import PIL
 
     if not len(blobs):
         raise UsageError(f"Expected at least one row in '{where}', found none.")
-    return cache.kept(cache.key(f"Pillow {PIL.__version__}", blobs), len(blobs), lambda: _decoded(where, blobs))
+    if size is not None and size < 1:
+        raise UsageError(f"Expected a size of at least 1 for the images of '{where}', found {size}.")
+    how = f"Pillow {PIL.__version__}" + (f", {size}x{size}" if size else "")
+    return cache.kept(cache.key(how, blobs), len(blobs), lambda: _decoded(where, blobs, size))
 
 
-def _decoded(where: Path, blobs: Sequence[bytes | None]) -> Iterator[Pixels]:
+def _decoded(where: Path, blobs: Sequence[bytes | None], size: int | None) -> Iterator[Pixels]:
     """Some pictures at a time."""
-    first = _open(where, 0, blobs[0])
+    first = _scaled(_open(where, 0, blobs[0]), size)
     mode = "L" if first.mode in ("1", "L") else "RGB"
     shape = (first.height, first.width, len(mode))
     together = max(1, BLOCK // (shape[0] * shape[1] * shape[2]))
     for start in range(0, len(blobs), together):
         some = np.empty((min(together, len(blobs) - start), *shape), np.uint8)
         for row in range(start, start + len(some)):
-            picture = _open(where, row, blobs[row])
+            picture = _scaled(_open(where, row, blobs[row]), size)
             if (picture.height, picture.width) != shape[:2]:
                 raise UsageError(
                     f"Expected images of one size in '{where}', found {shape[0]}x{shape[1]} and, in row {row}, "
-                    f"{picture.height}x{picture.width}; resize them first."
+                    f"{picture.height}x{picture.width}; resize them first (data as on the Hub: size={min(shape[:2])})."
                 )
             some[row - start] = np.asarray(picture if picture.mode == mode else picture.convert(mode)).reshape(shape)
         yield some
+
+
+def _scaled(picture: Any, size: int | None) -> Any:
+    from PIL import Image, ImageOps
+
+    if size is None:
+        return picture
+    mode = "L" if picture.mode in ("1", "L") else "RGB"  # in which colours may be averaged
+    return ImageOps.fit(picture.convert(mode), (size, size), Image.Resampling.BILINEAR)
 
 
 def _open(where: Path, row: int, blob: bytes | None) -> Any:

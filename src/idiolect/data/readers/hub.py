@@ -1,12 +1,13 @@
-"""Images in Parquet files laid out as on the Hugging Face Hub, read from a local folder."""
+"""Images in files laid out as on the Hugging Face Hub, read from a local folder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
 from idiolect.data import images
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORM = "a folder of images in train-*.parquet, as on the Hugging Face Hub"
+HELD_OUT = ("test", "validation", "valid", "val", "dev")  # the first with labels is the official test set
+
+Parts = Mapping[str, Sequence[Path]]  # the files of "train", "test", ...
 
 
 def reads(path: Path) -> bool:
-    return path.is_dir() and bool(_files(path, "train")) and not holds_texts(path)
+    return path.is_dir() and bool(_homes(path)) and not holds_texts(path)
 
 
 def load(
@@ -31,46 +35,133 @@ def load(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     network: str | None = None,
+    size: int | None = None,
+    train: str = "train",
+    test: str | None = None,
+    config: str | None = None,
 ) -> Dataset:
     """The images of `train-*.parquet` and, where there are any, `test-*.parquet`, with their labels.
 
-    The files lie in the folder or in its `data/`. Train and test are joined, and `official_test` tells them
-    apart. Pixels are scaled to [0, 1] and normalised per channel by `mean` and `std`, which are measured on
-    the training images where not given (mean 0 and std 1 leave [0, 1] as it is). `image` and `label` name
-    columns where the files hold several; `group` names the column that says whose a row is.
+    The files lie in the folder, in its `data/`, or in the folder of the configuration that `config` names; those that
+    the library datasets saves to a disk (`train/data-*.arrow`) are read as well. Train and test are joined, and
+    `official_test` tells them apart. Without a test set that has labels the validation set stands in for it, and the
+    name says so. `train` and `test` name other parts, several with a plus: train="train+validation".
+
+    Pixels are scaled to [0, 1] and normalised per channel by `mean` and `std`, which are measured on the training
+    images where not given (mean 0 and std 1 leave [0, 1] as it is). `size` cuts every image to a square about its
+    middle and scales it to size x size. `image` and `label` name columns where the files hold several; `group` names
+    the column that says whose a row is.
     """
-    train, test = _files(folder, "train"), _files(folder, "test")
-    if not train:
-        raise UsageError(f"Expected train-*.parquet in '{folder}' or in its folder 'data', found none; check the path.")
-    schema = _schema(train[0])
-    image, label = _image_column(folder, schema, image), _label_column(folder, schema, label)
-    table = _read(folder, train + test, [image, label, *([group] if group else [])])
-    in_train = sum(_rows(file) for file in train)
-    pixels = images.decode(folder, [cell and cell["bytes"] for cell in table.column(image).to_pylist()])
+    return samples(
+        folder, parts(folder, config), name=folder.resolve().name, image=image, label=label, group=group, mean=mean,
+        std=std, network=network, size=size, train=train, test=test,
+    )  # fmt: skip
+
+
+def samples(
+    where: Path,
+    parts: Parts,
+    *,
+    name: str,
+    image: str | None = None,
+    label: str | None = None,
+    group: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    network: str | None = None,
+    size: int | None = None,
+    train: str = "train",
+    test: str | None = None,
+    classes: int | None = None,
+) -> Dataset:
+    """What `load` says, of these files."""
+    schema = _schema(_chosen(where, parts, train)[0])
+    image, label = _image_column(where, schema, image), _label_column(where, schema, label)
+    test = held_out(where, parts, label, train) if test is None else test
+    files = _chosen(where, parts, train), _chosen(where, parts, test) if test else []
+    table = _read(where, [*files[0], *files[1]], [image, label, *([group] if group else [])])
     return images.samples(
-        folder,
-        pixels,
-        _values(folder, table, label),
-        name=folder.resolve().name,
-        in_train=in_train if test else None,
-        classes=_class_count(schema, label),
+        where,
+        images.decode(where, Encoded(table.column(image)), size),
+        _values(where, table, label),
+        name=called(name, train, test),
+        in_train=sum(_rows(file) for file in files[0]) if test else None,
+        classes=_class_count(schema, label) or classes,
         mean=mean,
         std=std,
         network=network,
-        group=_values(folder, table, group) if group else None,
+        group=_values(where, table, group) if group else None,
     )
 
 
-def holds_texts(folder: Path) -> bool:
-    """Whether the files lie so and hold strings and no images: what `readers/texts.py` reads."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+class Encoded(Sequence[bytes | None]):
+    """The files in a column of images, each read when it is asked for: a mapped table of any size will do."""
 
-    files = _files(folder, "train")
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self.chunks = column.chunks
+        self.ends = np.cumsum([len(chunk) for chunk in self.chunks], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @overload
+    def __getitem__(self, row: int) -> bytes | None: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[bytes | None]: ...
+    def __getitem__(self, row: int | slice) -> bytes | list[bytes | None] | None:
+        if isinstance(row, slice):
+            return [self[k] for k in range(*row.indices(len(self)))]
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        k = int(np.searchsorted(self.ends, row, "right"))
+        cell = self.chunks[k][row - int(self.ends[k]) + len(self.chunks[k])].as_py()
+        return cell and cell["bytes"]
+
+
+def parts(folder: Path, config: str | None = None) -> Parts:
+    """The files of each part of the data set in this folder."""
+    homes = _homes(folder) if config is None else [folder / config]
+    if len(homes) > 1:
+        raise UsageError(
+            f"Expected one data set in '{folder}', found those of {', '.join(home.name for home in homes)}; name one "
+            "by config=, or give its path."
+        )
+    found = {part: files for part in ("train", *HELD_OUT) if homes and (files := _files_of(homes[0], part))}
+    if not found:
+        raise UsageError(
+            f"Expected train-*.parquet in '{homes[0] if config else folder}' or in its folder 'data', found none; "
+            "check the path."
+        )
+    return found
+
+
+def held_out(where: Path, parts: Parts, label: str, train: str) -> str | None:
+    """The part that is the official test set: the first that has labels and is not trained on."""
+    for part in HELD_OUT:
+        if part in parts and part not in train.split("+"):
+            labels = _read(where, parts[part], [label]).column(label)
+            if labels.null_count < len(labels) and np.any(labels.drop_null().to_numpy() >= 0):  # the Hub's -1: no label
+                return part
+    return None
+
+
+def called(name: str, train: str, test: str | None) -> str:
+    """The name, with what is not as usual."""
+    odd = [
+        *([f"train: {train}"] if train != "train" else []),
+        *([f"test: {test}"] if test not in (None, "test") else []),
+    ]
+    return f"{name} ({', '.join(odd)})" if odd else name
+
+
+def holds_texts(folder: Path) -> bool:
+    """Whether the files lie so and hold strings and no images."""
+    import pyarrow as pa
+
     try:
-        kinds = [field.type for field in pq.read_schema(files[0])] if files else []
-    except (pa.ArrowInvalid, OSError):
-        return False  # no Parquet, as `load` will say
+        kinds = [field.type for field in _schema(parts(folder)["train"][0])]
+    except (UsageError, KeyError):
+        return False  # nothing that can be read, as `load` will say
     plain = all(_is_text(kind) or pa.types.is_integer(kind) for kind in kinds)
     return plain and any(_is_text(kind) for kind in kinds)
 
@@ -81,8 +172,34 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _files(folder: Path, part: str) -> list[Path]:
-    return sorted(folder.glob(f"{part}-*.parquet")) or sorted(folder.glob(f"data/{part}-*.parquet"))
+def _homes(folder: Path) -> list[Path]:
+    """Where the files may lie: here, in `data`, or in the folder of a configuration, of which there may be several."""
+    for home in (folder, folder / "data"):
+        if _files_of(home, "train"):
+            return [home]
+    return [home for home in sorted(folder.iterdir()) if home.is_dir() and _files_of(home, "train")]
+
+
+def _files_of(home: Path, part: str) -> list[Path]:
+    return sorted(home.glob(f"{part}-*.parquet")) or sorted(home.glob(f"{part}/data-*.arrow"))
+
+
+def _files(folder: Path, part: str) -> Sequence[Path]:
+    return parts(folder).get(part, [])
+
+
+def _chosen(where: Path, parts: Parts, names: str) -> list[Path]:
+    """The files of parts named with a plus between them."""
+    for name in names.split("+"):
+        if name not in parts:
+            raise unknown(f"part of '{where}'", name, parts)
+    return [file for name in names.split("+") for file in parts[name]]
+
+
+def _arrow(file: Path) -> pa.RecordBatchStreamReader:
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(pa.memory_map(str(file)))
 
 
 def _schema(file: Path) -> pa.Schema:
@@ -90,31 +207,40 @@ def _schema(file: Path) -> pa.Schema:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_schema(file)
+        return _arrow(file).schema if file.suffix == ".arrow" else pq.read_schema(file)
     except (pa.ArrowInvalid, OSError) as error:
-        raise UsageError(f"Expected a Parquet file, found something else in '{file}'; download it again.") from error
+        kind = "an Arrow" if file.suffix == ".arrow" else "a Parquet"
+        raise UsageError(f"Expected {kind} file, found something else in '{file}'; download it again.") from error
 
 
 def _rows(file: Path) -> int:
     import pyarrow.parquet as pq
 
-    return int(pq.read_metadata(file).num_rows)
+    return len(_table(file, [])) if file.suffix == ".arrow" else int(pq.read_metadata(file).num_rows)
 
 
-def _read(folder: Path, files: list[Path], columns: list[str]) -> pa.Table:
-    import pyarrow as pa
+def _table(file: Path, columns: list[str]) -> pa.Table:
     import pyarrow.parquet as pq
+
+    if file.suffix == ".arrow":
+        return _arrow(file).read_all().select(columns)
+    with file.open("rb") as raw:  # a path would take key=value folders above it for columns
+        return pq.read_table(raw, columns=columns)
+
+
+def _read(folder: Path, files: Sequence[Path], columns: list[str]) -> pa.Table:
+    import pyarrow as pa
 
     for file in files:
         for column in columns:
             if column not in _schema(file).names:
                 raise unknown(f"column of '{file}'", column, _schema(file).names)
     try:
-        return pa.concat_tables([pq.read_table(file, columns=columns) for file in files], promote_options="permissive")
+        return pa.concat_tables([_table(file, columns) for file in files], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UsageError(f"Expected train and test files of one layout in '{folder}', found: {error}.") from error
     except OSError as error:
-        raise UsageError(f"Expected whole Parquet files in '{folder}', found: {error}; download them again.") from error
+        raise UsageError(f"Expected whole files in '{folder}', found: {error}; download them again.") from error
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:
