@@ -14,6 +14,8 @@ from idiolect.data import restricted
 from idiolect.data.dataset import Dataset, from_arrays
 from idiolect.errors import UsageError
 
+FORM = "a folder of PFLlib's, with train/N.npz and test/N.npz of each client N"
+
 Samples = tuple[NDArray[Any], NDArray[Any]]
 
 
