@@ -69,6 +69,15 @@ def test_large_sets_are_decoded_some_at_a_time(folder, monkeypatch):
     assert np.array_equal(decode(), PIXELS)
 
 
+def test_another_size_is_another_file(folder):
+    whole = decode()
+    small = images.decode("here", BLOBS, 2)
+    assert small.shape == (len(BLOBS), 2, 2, PIXELS.shape[3])
+    assert len(list(folder.glob("*.npy"))) == 2
+    assert np.array_equal(images.decode("here", BLOBS, 2), small)
+    assert np.array_equal(decode(), whole)
+
+
 def truncated(file):
     file.write_bytes(file.read_bytes()[:-20])
 

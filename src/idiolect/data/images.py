@@ -81,7 +81,7 @@ def decode(where: Path, blobs: Sequence[bytes | None], size: int | None = None) 
     return cache.kept(cache.key(how, blobs), len(blobs), lambda: _decoded(where, blobs, size))
 
 
-def _decoded(where: Path, blobs: Sequence[bytes | None], size: int | None) -> Iterator[Pixels]:
+def _decoded(where: Path, blobs: Sequence[bytes | None], size: int | None = None) -> Iterator[Pixels]:
     """Some pictures at a time."""
     first = _scaled(_open(where, 0, blobs[0]), size)
     mode = "L" if first.mode in ("1", "L") else "RGB"
