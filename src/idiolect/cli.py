@@ -156,6 +156,7 @@ def run(
     METHOD is a name of `idiolect methods`; wrappers are added with a plus: fedrep+finetune. --split takes a file of
     'idiolect split' as well, which brings its own number of clients and shares; run.toml keeps its hash.
     """
+    _begin_workers(config, options)
     from idiolect import running
     from idiolect.experiment import Run
     from idiolect.report import tables
@@ -206,6 +207,7 @@ def compare(
 
     All methods see the same clients, participants, batches and initial weights for a seed.
     """
+    _begin_workers(config, options)
     from idiolect import catalogue, comparing
     from idiolect.experiment import Run
 
@@ -275,22 +277,22 @@ def methods(as_json: bool, as_page: bool) -> None:
     idiolect methods
     idiolect methods --json     what each keeps, sends, needs and can do as well
     """
-    from idiolect import catalogue, describing
+    if as_json or as_page:
+        from idiolect import catalogue, describing
 
-    if as_page:
-        click.echo(describing.markdown(), nl=False)
+        if as_page:
+            click.echo(describing.markdown(), nl=False)
+        else:
+            click.echo(json.dumps([describing.describe(name) for name in catalogue.names()], indent=1))
         return
-    if as_json:
-        click.echo(json.dumps([describing.describe(name) for name in catalogue.names()], indent=1))
-        return
-    width = max(map(len, catalogue.names()))
-    for kind in (False, True):
-        if kind:
+    from idiolect import listing
+
+    lines = listing.lines()
+    width = max(len(line.name) for line in lines)
+    for line, before in zip(lines, [lines[0], *lines], strict=False):
+        if line.wraps > before.wraps:
             click.echo("\nWrappers, written after what they wrap, as in fedrep+finetune:")
-        for name in catalogue.names():
-            if catalogue.wraps(name) == kind:
-                title, paper = describing.headline(catalogue.find(name))
-                click.echo(f"{name:<{width}}  {title}" + (f" [{paper}]" if paper else ""))
+        click.echo(f"{line.name:<{width}}  {line.title}" + (f" [{line.paper}]" if line.paper else ""))
 
 
 @main.command(short_help="Show one METHOD.")
@@ -316,6 +318,14 @@ def _alone(given: Mapping[str, Any], options: Mapping[str, Any], free: Container
     named += [_flag(name) for name, value in options.items() if value not in (None, ()) and name not in free]
     if named:
         raise UsageError(f"--resume goes on with what was begun, as its files say; leave out {', '.join(named)}.")
+
+
+def _begin_workers(config: str | None, options: Mapping[str, Any]) -> None:
+    """Where there will be workers, what they are forks of starts before torch is imported here."""
+    if config is None and options["backend"] in (None, "workers"):
+        from idiolect.engine import forking
+
+        forking.begin()
 
 
 def _fields(config: str | None, options: Mapping[str, Any]) -> dict[str, Any]:

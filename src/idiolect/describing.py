@@ -14,6 +14,7 @@ import idiolect
 from idiolect import catalogue
 from idiolect.errors import UsageError
 from idiolect.experiment import Run
+from idiolect.listing import headline
 from idiolect.method import Method
 from idiolect.rehearsing import HOMES, facts
 
@@ -56,7 +57,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 def describe(name: str) -> dict[str, Any]:
     """An entry of `idiolect methods --json`. A wrapper is shown around FedAvg."""
     kind, found = catalogue.find(name), facts(catalogue.build(name))
-    title, paper = headline(kind)
+    title, paper = headline(kind.__doc__)
     return {
         "name": name,
         "title": title,
@@ -71,15 +72,6 @@ def describe(name: str) -> dict[str, Any]:
         "capabilities": capabilities(name),
         "hyper_parameters": {f.name: f.default for f in _fields(kind)},
     }
-
-
-def headline(kind: type[Method]) -> tuple[str, str | None]:
-    """What the method does in a sentence, and its paper, out of the first paragraph: `Name. Paper: what it does.`"""
-    first = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
-    rest = re.sub(r"^[\w-]+[.:]? +", "", first)
-    cited = re.match(r"([^:]*?(?:\b(?:19|20)\d\d\b|Algorithm)[^:.]*)[:.] (.*)", rest)
-    paper, text = (re.sub("[()]", "", cited[1]), cited[2]) if cited else (None, rest)
-    return text.split(". ")[0].rstrip("."), paper
 
 
 def page(name: str) -> str:

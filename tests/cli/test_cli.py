@@ -207,13 +207,13 @@ def test_what_fails_at_a_client_is_one_sentence_too(monkeypatch):
 # help
 
 
-def test_help_teaches_and_imports_no_torch():
+def test_help_teaches_and_it_and_the_list_import_no_torch():
     program = f"""if True:
         import sys
         from idiolect.cli import main
-        for words in {[[], *([c] for c in COMMANDS)]}:
+        for words in {[["methods"], ["--help"], *([c, "--help"] for c in COMMANDS)]}:
             try:
-                main([*words, "--help"], prog_name="idiolect")
+                main(words, prog_name="idiolect")
             except SystemExit as end:
                 assert end.code == 0
         assert "idiolect.cli" in sys.modules
@@ -225,6 +225,29 @@ def test_help_teaches_and_imports_no_torch():
     assert found.stdout.endswith("\n[]\n")
     for name in ("", *COMMANDS):
         assert f"Usage: idiolect {name}".rstrip() in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "begun"),
+    [([], True), (["--backend", "workers"], True), (["--backend", "serial"], False), (["--config", "a.toml"], False)],
+)
+@pytest.mark.parametrize("which", ["run", "compare"])
+def test_what_workers_are_forks_of_begins_before_torch_is_imported(which, options, begun):
+    program = f"""if True:
+        import sys
+        from idiolect import cli
+        from idiolect.engine import forking
+        begin = forking.begin
+        def watched():
+            begin()
+            print("begun", {{"torch", "numpy"}} & set(sys.modules), forking.forkserver._forkserver._forkserver_pid > 0)
+        forking.begin = watched
+        cli.main([{which!r}, *{options}, "--rounds", "x"])"""
+    found = subprocess.run(
+        [*command()["args"][:1], "-c", program], env=command()["env"], capture_output=True, text=True
+    )
+    assert found.returncode == 2
+    assert found.stdout == ("begun set() True\n" if begun else "")
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
@@ -269,8 +292,11 @@ def test_the_methods_as_json():
 
 def test_the_methods_in_a_list():
     listed, _, wrappers = good("methods").partition("\nWrappers")
-    for name in catalogue.names():
-        assert re.search(rf"^{name} ", wrappers if catalogue.wraps(name) else listed, re.MULTILINE)
+    for entry in json.loads(good("methods", "--json")):
+        cited = f" [{entry['paper']}]" if entry["paper"] else ""
+        line = rf"^{entry['name']} +{re.escape(entry['title'] + cited)}$"
+        assert re.search(line, wrappers if catalogue.wraps(entry["name"]) else listed, re.MULTILINE)
+    assert len((listed + wrappers).strip().splitlines()) == len(catalogue.names()) + 1
 
 
 @pytest.mark.parametrize("name", ["fedrep", "fedlag", "fedrep+fedlag"])

@@ -11,11 +11,9 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from multiprocessing import resource_tracker
@@ -24,6 +22,7 @@ from typing import Any
 
 import torch
 
+from idiolect.engine import forking
 from idiolect.engine.store import Store
 from idiolect.engine.wire import Arena, nbytes, pack, tensors, unpack, view
 from idiolect.engine.work import Context, Job, Reply, Shards
@@ -49,8 +48,7 @@ class Workers:
         self.context, self.store, self.parcel = context, store, parcel
         context.shards.share()
         self.told = _told(context, store)
-        self._methods = multiprocessing.get_context("forkserver")
-        self._methods.set_forkserver_preload(["idiolect.engine.workers"])
+        self._methods = forking.context()
         self._broadcast = Arena()
         self._held: dict[int, Any] = {}
         self._workers = [_Worker(self) for _ in range(count)]
@@ -109,24 +107,6 @@ class Workers:
             worker.stop()
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ctrl-C waits until this is over; a process that is started in here never hears of it."""
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
-        yield
-        return
-    heard: list[Any] = []
-    handler = signal.signal(signal.SIGINT, lambda *_: heard.append(_))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, unlike the handler
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-        if heard:
-            signal.raise_signal(signal.SIGINT)
-
-
 class _Worker:
     """The parent's side of one process: its link, its arenas, the parcels that it has."""
 
@@ -147,7 +127,7 @@ class _Worker:
         self.process = pool._methods.Process(target=serve, args=(theirs, pool.told, *shared), daemon=True)
         resource_tracker.ensure_running()  # not below: it unblocks the signal
         try:
-            with undisturbed():  # also the server of which workers are forks, with the first of them
+            with forking.undisturbed():  # also the server of which workers are forks, with the first of them
                 self.process.start()
         except (EOFError, ConnectionError) as error:  # that server died: it imports the script that is run
             raise UsageError(f"No worker could start. {GUARD}") from error

@@ -1,0 +1,46 @@
+"""The process that workers are forks of. It takes seconds to import torch, as a command does itself: nothing here
+needs torch, so that a command starts that process first, and both import at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
+from typing import Any
+
+
+def context() -> ForkServerContext:
+    """What starts workers, which find the engine imported."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["idiolect.engine.workers"])
+    return found
+
+
+def begin() -> None:
+    """Start the process that workers will be forks of, unless there is one."""
+    context()
+    resource_tracker.ensure_running()  # not below: it unblocks the signal
+    with undisturbed():
+        forkserver.ensure_running()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C waits until this is over; a process that is started in here never hears of it."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    heard: list[Any] = []
+    handler = signal.signal(signal.SIGINT, lambda *_: heard.append(_))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, unlike the handler
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
