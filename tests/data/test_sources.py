@@ -56,7 +56,11 @@ def test_the_package_itself_imports_no_library_that_only_one_source_needs():
 
 
 def test_digits():
-    data = load("digits")
+    from sklearn.datasets import load_digits
+
+    data, known = load("digits"), load_digits()
+    assert torch.equal(data.x[:, 0] * 16, torch.tensor(known.images, dtype=torch.float32))
+    assert torch.equal(data.y, torch.tensor(known.target))
     assert data.x.shape == (1797, 1, 8, 8)
     assert data.classes == 10
     assert data.network == "convnet3"
