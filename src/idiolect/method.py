@@ -157,6 +157,10 @@ class Method:
         """What one client receives. Default: all of `server`."""
         return server
 
+    def downs(self, server: Slots, rows: Sequence[Slots]) -> Iterable[Slots]:
+        """`down` of several clients, in their order; what mixes for each of them may do so for all at once."""
+        return (self.down(server, row) for row in rows)
+
     def published(self, server: Slots) -> Slots:
         """What the server's slots hold for clients that predict, where that is not what training starts from."""
         return server
@@ -232,6 +236,10 @@ class Wrapper(Method):
 
     def down(self, server: Slots, row: Slots) -> Slots:
         return self.inner.down(server, row)
+
+    def downs(self, server: Slots, rows: Sequence[Slots]) -> Iterable[Slots]:
+        changed = type(self).down is not Wrapper.down
+        return super().downs(server, rows) if changed else self.inner.downs(server, rows)
 
     def published(self, server: Slots) -> Slots:
         return self.inner.published(server)

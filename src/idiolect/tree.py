@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Operand = "Tree | Tensor | float"
+BLOCK = 1 << 22  # entries at a time where many vectors are compared
 
 
 class Tree(Mapping[str, Tensor]):
@@ -175,6 +176,18 @@ def unstack(tree: Tree) -> list[Tree]:
     """The rows of a stacked Tree, as views."""
     count = next(iter(tree.values())).shape[0]
     return [tree.map(lambda v, i=i: v[i]) for i in range(count)]  # type: ignore[misc]
+
+
+def gram(rows: int, size: int, block: Callable[[slice], Tensor]) -> Tensor:
+    """The inner products of all pairs of `rows` vectors of `size` entries, without all of them in memory at once:
+    `block` gives their entries in a slice. [K, K]"""
+    width = max(BLOCK // max(rows, 1), 1)
+    found: Tensor | None = None
+    for at in range(0, max(size, 1), width):
+        part = block(slice(at, at + width))
+        found = part @ part.T if found is None else found.addmm_(part, part.T)
+    assert found is not None
+    return found
 
 
 def _difference(left: Tree, right: Tree) -> str:

@@ -149,9 +149,9 @@ MUTANTS: list[tuple[str, str, str, Check]] = [
     ("fedamp", "* torch.exp(-distance / sigma)", "* torch.exp(distance / sigma)", checks.xi_is_the_paper_s),
     ("fedamp", "min(self.alpha / sigma, 1 / k)", "(self.alpha / sigma)", partial(XI, alpha=50.0)),
     ("fedamp", "min(self.alpha / sigma, 1 / k)", "min(self.alpha, 1 / k)", checks.xi_is_the_paper_s),
-    ("fedamp", "- 2 * gram", "+ 2 * gram", checks.xi_is_the_paper_s),
+    ("fedamp", "- 2 * products", "+ 2 * products", checks.xi_is_the_paper_s),
     ("fedamp", "(1 - own) * torch.softmax", "own * torch.softmax", HEUR),
-    ("fedamp", "self.scale * gram", "-self.scale * gram", HEUR),
+    ("fedamp", "self.scale * products", "-self.scale * products", HEUR),
     ("fedamp", "apart.quantile(0.5)", "apart.max()", AMP),
     ("fedamp", ".masked_fill(~others, -torch.inf)", "", HEUR),
     #

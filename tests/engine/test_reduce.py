@@ -1,5 +1,7 @@
 """Replies are combined in the order in which they are given: weighted means, sums, rows; what breaks the contract is named."""
 
+import gc
+
 import pytest
 import torch
 
@@ -104,6 +106,60 @@ def test_the_order_of_adding_decides_the_bits_and_nothing_else_does():
     assert reduced(replies).result().mean["model"].equals(reduced(replies).result().mean["model"])
     other = reduced(replies[::-1]).result().mean["model"]
     assert torch.allclose(other["w"], reduced(replies).result().mean["model"]["w"], atol=1e-6)
+
+
+def test_the_mean_is_the_plain_one_to_the_bit():
+    """mean += (reply - mean) weight / total, tensor by tensor, in the order of the replies."""
+    sizes = (3, 7, 11, 13)
+    mean, total = dict(model(0)), float(sizes[0])
+    for i, n in enumerate(sizes[1:], 1):
+        total += n
+        mean = {k: torch.lerp(mean[k], v, n / total) for k, v in model(i).items()}
+    found = reduced([(i, Up(mean={"model": model(i)}), n) for i, n in enumerate(sizes)]).result()
+    assert found.mean["model"].equals(Tree(mean))
+
+
+def held():
+    """Bytes of all tensors that are alive in this process, each storage once."""
+    alive = [o.untyped_storage() for o in gc.get_objects() if type(o) is torch.Tensor and o.device.type == "cpu"]
+    return sum({s.data_ptr(): s.nbytes() for s in alive}.values())
+
+
+def grown(kind, replies):
+    """What is held at most beyond what was, in models: while each reply is added, and after `result`."""
+    server = {"model": Tree({f"w{k}": torch.ones(1000) for k in range(20)})}
+    reduction, start, most = Reduction("m.local", server), held(), 0.0
+    for i in range(replies):
+        up = Up(**{kind: {"model": server["model"].map(lambda v, i=i: v + i)}})
+        reduction.add(i, up, 1 + i)
+        most = max(most, (held() - start) / server["model"].nbytes)
+        del up
+    stacked, peak = torch.stack, [0]
+
+    def watched(tensors):
+        row = stacked(tensors)
+        peak.append(held() - start)
+        return row
+
+    torch.stack = watched
+    try:
+        result = reduction.result()
+    finally:
+        torch.stack = stacked
+    return most, max(peak) / server["model"].nbytes, (held() - start) / server["model"].nbytes, result
+
+
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def test_a_mean_and_a_sum_hold_one_model_however_many_reply(kind):
+    few, many = grown(kind, 3), grown(kind, 50)
+    assert few[:3] == many[:3] == (2.0, 0.0, 1.0)  # the mean, and the reply that is being added
+
+
+def test_rows_are_held_once_and_one_entry_twice_while_they_are_stacked():
+    most, peak, after, result = grown("rows", 20)
+    assert (most, after) == (21.0, 20.0)
+    assert 20.0 < peak <= 20.0 + 20 / 20  # of 20 entries, 20 rows
+    assert result.rows["model"]["w7"][:, 0].tolist() == [1.0 + i for i in range(20)]
 
 
 def test_nothing_sent_is_nothing():

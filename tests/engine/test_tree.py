@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from idiolect.tree import Tree, stack, unstack
+from idiolect.tree import Tree, gram, stack, unstack
 
 NAMES = ("a", "b.weight", "b.bias", "c")
 names = st.lists(st.sampled_from(NAMES), min_size=1, unique=True)
@@ -182,3 +182,18 @@ def test_vmap_and_grad_look_through_a_tree():
 
 def test_repr_shows_names_and_shapes_and_no_numbers():
     assert repr(Tree({"head.weight": torch.zeros(3, 2), "c": torch.zeros(())})) == "Tree(head.weight[3, 2], c[])"
+
+
+@pytest.mark.parametrize(("rows", "size", "block"), [(3, 17, 12), (5, 8, 5), (2, 6, 1), (1, 4, 100), (4, 12, 48)])
+def test_a_gram_matrix_is_that_of_the_whole_and_holds_a_block_at_a_time(rows, size, block, monkeypatch):
+    monkeypatch.setattr("idiolect.tree.BLOCK", block)
+    x = torch.randn(rows, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    asked = []
+
+    def part(chosen):
+        asked.append(x[:, chosen])
+        return asked[-1]
+
+    torch.testing.assert_close(gram(rows, size, part), x @ x.T, rtol=1e-12, atol=1e-12)
+    assert torch.equal(torch.cat(asked, dim=1), x)
+    assert max(t.numel() for t in asked) <= max(block, rows)

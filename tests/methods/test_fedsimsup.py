@@ -357,6 +357,14 @@ def test_lazy_is_eager_over_many_rounds(dtype, tolerance, similarity):
     assert lazy.logged < 250
 
 
+def test_many_thetas_at_once_are_those_one_by_one():
+    server = Server(FedSimSup(C=10.0, T=100), 30, torch.float64).play(60)
+    rows = [server.rows[i] for i in range(30)]
+    at_once = [down["model"] for down in server.method.downs(server.state, rows)]
+    assert max(moved(at_once[i], server.sent(i)) for i in range(30)) < 1e-14
+    assert moved(at_once[29], server.template) > 0.1
+
+
 @dataclass(frozen=True)
 class Counting(FedSimSup):
     """Counts the thetas that are brought up to date."""

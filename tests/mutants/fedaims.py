@@ -25,6 +25,6 @@ MUTANTS = [
     ('{"model": w.pick(head), "extra"', '{"model": head, "extra"', ONE),
     ("members.sort(key=len)", "members.sort(key=len, reverse=True)", ONE),
     ("min(smallest, key=", "max(smallest, key=", ONE),
-    ("supervised(compared @ compared.T,", "supervised(-compared @ compared.T,", SELDOM),
+    ("chosen = supervised(similarity,", "chosen = supervised(-similarity,", SELDOM),
     ("(run.round + 1) % self.similarity_every", "run.round % self.similarity_every", SELDOM),
 ]

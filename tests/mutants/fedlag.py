@@ -32,7 +32,7 @@ NORMS = partial(is_its_reference, skip_norm=True, top_k=9)
 MUTANTS = [
     ("(cosines < threshold)", "(cosines > threshold)", LAG),
     (".triu(1).sum()", ".sum()", LAG),
-    ("gram[layer] + h @ h.T", "h @ h.T", LAG),  # the bias alone
+    ("products[layer] + inner_products(", "inner_products(", LAG),  # the bias alone
     ("/ torch.outer(length, length)", "", LAG),
     ('rows[i]["upload"] if rows[i]["uploaded"] else start', "start", LAG),  # updates from the server's model
     ('.drop(kept(down["model"], server))} if row["uploaded"]', '} if row["uploaded"]', LAG),

@@ -17,6 +17,8 @@ from idiolect.method import Facts, Rows, Written
 # what clients do, and what the server then makes of it; the first is for methods that ask
 EXCHANGES = (("ask", "answered"), ("local", "server"))
 
+BLOCK = 64  # clients whose downloads are made at once
+
 
 class Backend(Protocol):
     """Where clients run. `do` answers in the order of the jobs, whatever the order in which they were done."""
@@ -118,6 +120,8 @@ def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, d
 def turns(context: Context, progress: Progress, kind: str, ids: Iterable[int], score: bool = False) -> Iterator[Job]:
     """Jobs in the order in which replies are combined: the longest clients first, then by id."""
     server = context.method.published(progress.server) if kind in ("received", "personal") else progress.server
-    for i in sorted(ids, key=lambda i: (-context.shards.size("train", i), i)):
-        down = context.method.down(server, progress.rows[i])
-        yield Job(kind, i, progress.round, int(progress.store.visits[i]), down, progress.store.read(i), score)
+    ids = sorted(ids, key=lambda i: (-context.shards.size("train", i), i))
+    for block in (ids[k : k + BLOCK] for k in range(0, len(ids), BLOCK)):
+        downs = context.method.downs(server, [progress.rows[i] for i in block])
+        for i, down in zip(block, downs, strict=True):
+            yield Job(kind, i, progress.round, int(progress.store.visits[i]), down, progress.store.read(i), score)

@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from idiolect.engine.wire import pack, unpack
 from idiolect.engine.work import match
 from idiolect.errors import ContractError, individual
-from idiolect.method import Up
-from idiolect.tree import Tree, stack
+from idiolect.method import Slots, Up
+from idiolect.tree import Tree
 
 
 class Reduction:
-    """A running mean, a running sum, and the rows. Memory: one model for the mean, however many reply.
+    """A running mean, a running sum, and the rows. Memory: one model for the mean, however many reply; rows are held
+    once, and one entry of theirs twice while `result`, which is asked for once, stacks them.
 
     The mean moves by weight/total towards each reply: equal replies give exactly themselves. `name`: whose replies."""
 
@@ -33,7 +35,7 @@ class Reduction:
         self.weights[client] = weight
         self.total += weight
         if self._first is None:
-            self._first = up
+            self._first = Up(shaped(up.mean), shaped(up.sum), shaped(up.rows))
             self.mean = {k: copied(v) for k, v in up.mean.items()}
             self.sum = {k: copied(v) for k, v in up.sum.items()}
         else:
@@ -46,11 +48,8 @@ class Reduction:
             self.rows[client] = {k: copied(v) for k, v in up.rows.items()}
 
     def result(self) -> Up:
-        ids = sorted(self.weights)
-        rows: dict[str, Any] = {}
-        for slot in self._first.rows if self._first else ():
-            values = [self.rows[i][slot] for i in ids]
-            rows[slot] = stack(values) if isinstance(values[0], Tree) else torch.stack(values)
+        replies = [self.rows.pop(i) for i in sorted(self.rows)]
+        rows = {slot: _stacked([reply.pop(slot) for reply in replies]) for slot in (self._first or Up()).rows}
         return Up(mean=self.mean, sum=self.sum, rows=rows, weight=self.total)
 
     def _check(self, client: int, up: Up) -> None:
@@ -84,8 +83,21 @@ def summed(method: str, up: Up, secure: bool) -> None:
         raise individual(method, up.rows)
 
 
+def shaped(slots: Slots) -> Slots:
+    """What is left of slots without their numbers."""
+    return unpack(pack(slots, lambda t: torch.empty_like(t, device="meta")), lambda t: t)
+
+
 def copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tree) else value.detach().clone()
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Rows name by name, each let go as it is stacked. [K, ...]"""
+    if isinstance(values[0], Tensor):
+        return torch.stack(values)
+    entries = [dict(values.pop(0)) for _ in range(len(values))]
+    return Tree({k: torch.stack([entry.pop(k) for entry in entries]) for k in list(entries[0])})
 
 
 def _pairs(ours: Any, theirs: Any, fn: Any) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize, relu
 
 from idiolect.method import Method, State, Tree, Up, UsageError, linear
-from idiolect.tree import unstack
+from idiolect.tree import gram, unstack
 
 CHOICES = {
     "supervision": ("one", "all", "none"),
@@ -72,8 +72,9 @@ class FedAIMS(Method):
         if self.supervision != "one":
             return server, rows
         blocks = len({name.split(".")[1] for name in server["model"]})  # m, as names begin body.<block>.
-        compared = rows.stack("compared", run.ids)  # [K, P], of length 1
-        chosen = supervised(compared @ compared.T, blocks - 1)
+        each = [rows[i]["compared"] for i in run.ids]  # [P], of length 1
+        similarity = gram(len(each), len(each[0]), lambda part: torch.stack([v[part] for v in each]))
+        chosen = supervised(similarity, blocks - 1)
         return server, rows.with_(run.ids, block=torch.tensor(chosen, dtype=torch.uint8))
 
     def down(self, server, row):

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from idiolect.method import Method, State, Tree, Up
+from idiolect.tree import gram
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,24 @@ class FedAMP(Method):
 
     def weights(self, w: Tree):
         """Who mixes with whom: rows sum to 1. [K, K]"""
-        flat = torch.cat([v.flatten(1).double() for v in w.values()], dim=1)  # [K, P]
-        k = len(flat)
+        k = len(next(iter(w.values())))
         others = ~torch.eye(k, dtype=torch.bool)
-        gram = flat @ flat.T
+        products = torch.zeros(k, k, dtype=torch.float64)
+        for flat in w.map(lambda v: v.flatten(1)).values():
+            products += gram(k, flat.shape[1], partial(as_double, flat))
         if self.attention == "cosine":
-            norms = gram.diagonal().sqrt().clamp(min=1e-12)
+            norms = products.diagonal().sqrt().clamp(min=1e-12)
             own = 1 / k if self.self_weight is None else self.self_weight
-            scores = (self.scale * gram / (norms[:, None] * norms)).masked_fill(~others, -torch.inf)
-            xi = (1 - own) * torch.softmax(scores, dim=1) if k > 1 else torch.zeros_like(gram)
+            scores = (self.scale * products / (norms[:, None] * norms)).masked_fill(~others, -torch.inf)
+            xi = (1 - own) * torch.softmax(scores, dim=1) if k > 1 else torch.zeros_like(products)
         else:
-            squares = gram.diagonal()
-            distance = (squares[:, None] + squares - 2 * gram).clamp(min=0)
+            squares = products.diagonal()
+            distance = (squares[:, None] + squares - 2 * products).clamp(min=0)
             apart = distance[others.triu() & (distance > 0)]
             sigma = self.sigma or (float(apart.quantile(0.5)) if len(apart) else 1.0)
             xi = min(self.alpha / sigma, 1 / k) * torch.exp(-distance / sigma) * others
         return xi + torch.diag(1 - xi.sum(1))
+
+
+def as_double(flat, part):
+    return flat[:, part].double()

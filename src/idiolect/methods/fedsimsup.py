@@ -95,21 +95,22 @@ class FedSimSup(Method):
         return server, rows.with_(run.ids, theta=now, at=[torch.tensor([run.round])] * len(now))
 
     def down(self, server, row):
-        return {"model": self.current(server["log"], [row])[0]}
+        return self.downs(server, [row])[0]
+
+    def downs(self, server, rows):
+        return [{"model": theta} for theta in self.current(server["log"], rows)]
 
     def server(self, server, rows, up, run):
         t, like = run.round + 1, rows.template["theta"]
         at, theta = torch.tensor([t]), torch.cat([up.rows["model"][k].flatten(1) for k in like], dim=1)  # [K, P]
         news = {"theta": theta, "ids": torch.tensor(run.ids), "beta": self.beta(t, self.T or run.rounds)}
-        news |= {k: rows.stack(k, run.ids) for k in ("size", "labels")}
-        news = Tree(news).prefixed(str(t))
+        news = Tree(news | {k: rows.stack(k, run.ids) for k in ("size", "labels")}).prefixed(str(t))
         largest = server["largest"]
         if not largest.any():
             largest = (rows.stack("size", rows) * (rows.stack("labels", rows) > 0)).max(0).values
         if self.mixing == "eager":
             away = sorted({*range(run.num_clients)} - {*run.ids})
-            blocks = ([rows[i] for i in away[k : k + 64]] for k in range(0, len(away), 64))
-            now = [theta for block in blocks for theta in self.current(news, block)]
+            now = [v for k in range(0, len(away), 64) for v in self.current(news, [rows[i] for i in away[k : k + 64]])]
             rows, log = rows.with_(away, theta=now, at=[at] * len(away)), Tree()
         else:
             log = server["log"] | news

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from idiolect.method import State, Tree, UsageError, Wrapper
-from idiolect.tree import unstack
+from idiolect.tree import gram, unstack
 
 CHOICES = {"scores": ("round", "warmup"), "weights": ("uniform", "samples")}
 NOTED = ("conflicts", "scores", "personal")  # the wrapper's own slots at the server, which are not sent
@@ -101,12 +101,11 @@ class FedLAG(Wrapper):
 
     def conflicts(self, ended, started, layers):
         """GC of each layer (eq. 3), by the inner products of the participants' updates h (eq. 2)."""
-        gram = dict.fromkeys(layers, 0.0)  # [K, K] each
+        products = dict.fromkeys(layers, 0.0)  # [K, K] each
         for name, end in ended.items():
-            if (layer := name.rpartition(".")[0]) in gram:
-                h = (end - started[name]).flatten(1)
-                gram[layer] = gram[layer] + h @ h.T
-        return Tree({layer: opposed(products, self.threshold) for layer, products in gram.items()})
+            if (layer := name.rpartition(".")[0]) in products:
+                products[layer] = products[layer] + inner_products(end, started[name])
+        return Tree({layer: opposed(found, self.threshold) for layer, found in products.items()})
 
     def scored(self, before, conflicts, run):
         """What layers are chosen by: this round's conflicts, or the warm-up's."""
@@ -140,10 +139,16 @@ class FedLAG(Wrapper):
         return self.inner.personal(me, self.filled(me, down, mine), mine)
 
 
-def opposed(gram, threshold):
-    """Pairs whose cosine is below the threshold. gram: inner products of all pairs, [K, K]"""
-    length = gram.diagonal().sqrt()
-    cosines = (gram / torch.outer(length, length)).clamp(min=-1.0)
+def inner_products(end, start):
+    """Inner products of all pairs of updates of one tensor. end: [K, ...]; start: [K, ...] or [...]; [K, K]"""
+    end, start = end.flatten(1), start.reshape(-1, end[0].numel())  # of K or of all
+    return gram(len(end), end.shape[1], lambda part: end[:, part] - start[:, part])  # h
+
+
+def opposed(products, threshold):
+    """Pairs whose cosine is below the threshold. products: of all pairs, [K, K]"""
+    length = products.diagonal().sqrt()
+    cosines = (products / torch.outer(length, length)).clamp(min=-1.0)
     return (cosines < threshold).triu(1).sum()  # what did not move has no angle: NaN is below nothing
 
 
