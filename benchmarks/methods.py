@@ -1,0 +1,115 @@
+"""What a round of each method costs, in rounds of FedAvg, beside what its passes over the data explain.
+
+    python benchmarks/methods.py [NAMES ...] [--clients 20] [--samples 200] [--turns 5] [--json FILE]
+
+W1: 20 clients x 200 CIFAR-shaped samples, batch 10, one epoch, the 4-layer CNN, all taking part; two options make it
+smaller. Every method runs in turns with FedAvg, one client after another in one thread; a turn is a whole round, the
+server's part included, evaluation not. Seconds are those that the process itself was computing.
+
+    passes     gradient passes over a participant's training set, as the engine counts and reports them
+    work       the arithmetic of the round over that of FedAvg's (floating-point operations of convolutions and matrix
+               products, forwards and backwards, counted by torch): what gradient passes, frozen parts, passes without
+               gradients and references explain together
+    time       the round's seconds over those of FedAvg's, and the quartiles over the turns
+    time/work  above 1.15 a method costs more than its passes explain
+
+A wrapper is measured around FedAvg. FedLAG has no warm-up here; FedAF condenses to one image a class in ten iterations.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import measure
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from idiolect import Run, catalogue
+from idiolect.data import Dataset, Federation
+from idiolect.engine.loop import hello, one_round
+from idiolect.engine.progress import Progress
+from idiolect.engine.serial import Serial
+from idiolect.method import Rows
+
+ALLOWED = 1.15
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fedlag": {"warmup": 0},
+    "fedaf": {"ipc": 1, "iterations": 10, "server_epochs": 1},
+}
+BEFORE = 2  # rounds before the first that is looked at: first visits cost more in some methods
+
+
+class Side:
+    """A method's run, round by round."""
+
+    def __init__(self, name: str, clients: int, samples: int) -> None:
+        draw = np.random.default_rng(0)
+        n = clients * samples
+        x = torch.tensor(draw.normal(size=(n, 3, 32, 32)), dtype=torch.float32)
+        data = Dataset("W1", x, torch.tensor(draw.integers(10, size=n)), 10, "cnn4")
+        parts = tuple(np.split(np.arange(n), clients))
+        none = tuple(np.arange(0) for _ in parts)
+        self.run = Run(
+            method=catalogue.build(name, SETTINGS.get(name)), data=data, clients=clients, rounds=100, backend="serial",
+            split=Federation(data, parts, none, none, "0", "W1"), evaluate_every=100,
+        )  # fmt: skip
+        self.context = self.run.context()
+        state = self.context.state
+        self.progress = Progress(state.server, Rows(state.rows), self.context.store(clients))
+        self.backend, self.passes = Serial(self.context), 0.0
+        hello(self.run, self.context, self.backend, self.progress)
+        for _ in range(BEFORE):
+            self.round()
+
+    def round(self) -> None:
+        self.passes = one_round(self.run, self.context, self.backend, self.progress).passes
+
+    def work(self) -> int:
+        """Floating-point operations of one round."""
+        with FlopCounterMode(display=False) as counter:
+            self.round()
+        return counter.get_total_flops()
+
+
+def compared(name: str, clients: int, samples: int, turns: int) -> dict[str, Any]:
+    sides = {side: Side(side, clients, samples) for side in dict.fromkeys(("fedavg", name))}
+    work = {side: of.work() for side, of in sides.items()}
+    times = measure.alternate({side: of.round for side, of in sides.items()}, turns, warm=0)
+    found = measure.ratio(times[name].cpu, times["fedavg"].cpu)
+    seconds = {side: {"wall": of.wall, "cpu": of.cpu} for side, of in times.items()}
+    work_ratio = work[name] / work["fedavg"]
+    return {
+        "method": name, "passes": sides[name].passes, "work": work_ratio, **found,
+        "beyond": found["ratio"] / work_ratio, "seconds": seconds,
+    }  # fmt: skip
+
+
+def row(found: dict[str, Any]) -> list[str]:
+    time = f"{found['ratio']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+    beyond = f"{found['beyond']:.2f}"
+    return [
+        found["method"], f"{found['passes']:.2f}", f"{found['work']:.2f}", time,
+        f"**{beyond}**" if found["beyond"] > ALLOWED else beyond,
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = measure.options(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAMES", help="default: every method, and wrappers around FedAvg")
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=5, help="measured rounds of each side")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = []
+    for name in given.names or catalogue.names():
+        found.append(compared(name, given.clients, given.samples, given.turns))
+        print(*row(found[-1]), sep="  ", file=sys.stderr, flush=True)
+    found.sort(key=lambda one: -one["beyond"])
+    measure.report(given, [measure.markdown(["method", "passes", "work", "time", "time/work"], map(row, found))], found)
+
+
+if __name__ == "__main__":
+    main()
