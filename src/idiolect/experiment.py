@@ -17,7 +17,7 @@ import tomli_w
 import torch
 from torch import nn
 
-from idiolect import augment, catalogue
+from idiolect import augment, catalogue, precision
 from idiolect.client import Settings
 from idiolect.data import Dataset, Federation, Split, SplitFile, federate, load, parse
 from idiolect.data import shift as shifts
@@ -83,6 +83,9 @@ class Run(Fields):
         _among("buffers", self.buffers, BUFFERS)
         _among("dtype", self.dtype, tuple(DTYPES))
         _device(self.device)
+        if self.autocast is not None:
+            _among("autocast", self.autocast, tuple(precision.AUTOCAST))
+            precision.refuse(self.autocast, self.dtype, self.device)
         _among("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
         _among("test_from", self.test_from, ("auto", "merged", "official"))
         if self.lr < 0:
@@ -257,6 +260,7 @@ class Run(Fields):
             shards=Shards.of(self.federation, DTYPES[self.dtype]), settings=self.settings,
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
             device=self.device, network=self._network_name, options=self._options, num_clients=self.num_clients,
+            autocast=None if self.autocast is None else precision.AUTOCAST[self.autocast],
         )  # type: ignore[arg-type]  # fmt: skip
 
     @property

@@ -76,4 +76,5 @@ class Fields:
     backend: str = _field("workers", "where clients run: workers, serial, stacked")
     workers: int | None = _field(None, "worker processes; default: one per core")
     dtype: str = _field("float32", "float32 or float64")
+    autocast: str | None = _field(None, "bfloat16: networks compute in it, where the processor has it; default: none")
     device: str = _field("cpu", "where clients train and predict: cpu, cuda, cuda:1, ...; the server stays on the CPU")

@@ -200,8 +200,10 @@ def linear(w: Tree, name: str, x: Tensor) -> Tensor:
 class Task:
     """What a loss sees: the network's functions of (weights, input), and the run's loss."""
 
-    def __init__(self, net: Net, loss: str = "cross_entropy", device: str = "cpu") -> None:
-        self.net, self.device = net, device
+    def __init__(
+        self, net: Net, loss: str = "cross_entropy", device: str = "cpu", autocast: torch.dtype | None = None
+    ) -> None:
+        self.net, self.device, self.autocast = net, device, autocast
         self.classes = net.classes
         self.kind = loss
         self.live = _whole(net)  # its parameters are the leaves of the weights in training
@@ -267,6 +269,12 @@ class Task:
         return torch.zeros((2, *self.net.shape), dtype=torch.long if embeds else self.net.dtype)
 
     def _apply(self, w: Tree, x: Any, part: str) -> Tensor:
+        if self.autocast is None:
+            return self._applied(w, x, part)
+        with torch.autocast(torch.device(self.device).type, self.autocast):
+            return self._applied(w, x, part).float()  # losses and all that methods compute: in float32
+
+    def _applied(self, w: Tree, x: Any, part: str) -> Tensor:
         prefix = part + "." if part else ""
         names = self._names(part)
         if all(w.get(k) is p for k, p in names.items()):

@@ -175,6 +175,7 @@ class Context:
     options: Mapping[str, Any] = field(default_factory=dict)
     num_clients: int | None = None  # that may take part; None: all
     trainer: Trainer = field(default=train)
+    autocast: torch.dtype | None = None  # what networks compute in, where not in `dtype`
 
     @cached_property
     def net(self) -> Net:
@@ -186,7 +187,7 @@ class Context:
     @cached_property
     def task(self) -> Task:
         _ = self.state  # `init` may add networks
-        return Task(self.net, self.loss, self.device)
+        return Task(self.net, self.loss, self.device, self.autocast)
 
     @cached_property
     def state(self) -> State:
@@ -225,7 +226,7 @@ class Context:
 
     def server(self, round: int, x: Tensor, y: Tensor) -> Client:
         """What the server trains with, where a method gives it samples: on the CPU, as all that the server does."""
-        task = self.task if self.device == "cpu" else Task(self.net, self.loss)
+        task = self.task if self.device == "cpu" else Task(self.net, self.loss, autocast=self.autocast)
         settings = replace(self.settings, augment=None)
         return Client(task, x, y, settings, self.trainer, id=-1, round=round, visits=round, lr=self.rate(round))
 
