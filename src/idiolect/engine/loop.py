@@ -12,7 +12,7 @@ from idiolect.engine.progress import Progress, Report
 from idiolect.engine.reduce import Reduction, copied, summed
 from idiolect.engine.wire import nbytes
 from idiolect.engine.work import Context, Job, Reply, checked
-from idiolect.method import Facts, Rows, Written
+from idiolect.method import Facts, Rows, Slots, Written
 
 # what clients do, and what the server then makes of it; the first is for methods that ask
 EXCHANGES = (("ask", "answered"), ("local", "server"))
@@ -71,11 +71,21 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
         known = facts(run, context, r, heard.weights)
         progress.server, progress.rows = getattr(method, then)(*told[-1], heard.result(), known)
         checked(f"{method.name}.{then}", "server", progress.server, context.state.server, f"round {r}")
-    done.bytes_down = sum(nbytes([method.down(server, rows[i]) for server, rows in told]) for i in ids)
+    done.bytes_down = sum(_sizes([method.down(server, rows[i]) for server, rows in told] for i in ids))
     progress.round = r + 1
     done.notes = dict(method.notes(progress.server))
     done.seconds_train = time.perf_counter() - started
     return done
+
+
+def _sizes(downs: Iterable[list[Slots]]) -> Iterator[int]:
+    """Bytes of what each client was sent; what many were sent is counted up once."""
+    known: dict[tuple[int, ...], tuple[list[Slots], int]] = {}  # an identity holds while the object lives
+    for down in downs:
+        key = tuple(map(id, down))
+        if key not in known:
+            known[key] = down, nbytes(down)
+        yield known[key][1]
 
 
 def exchange(run: Any, context: Context, backend: Backend, progress: Progress, done: Report, kind: str) -> Reduction:

@@ -13,7 +13,7 @@ import pickle
 import signal
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from multiprocessing import resource_tracker
@@ -51,6 +51,8 @@ class Workers:
         self._methods = forking.context()
         self._broadcast = Arena()
         self._held: dict[int, Any] = {}
+        self._places: dict[int, Any] = {}  # of the tensors that all were told
+        self._same: dict[int, Any] = {}  # downloads of several jobs, packed
         self._workers = [_Worker(self) for _ in range(count)]
 
     def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -87,8 +89,14 @@ class Workers:
         """Tensors that several clients receive are written to shared memory once."""
         seen: dict[int, Any] = {}
         common: dict[int, Any] = {}
+        downs: dict[int, list[Any]] = {}  # each once, with those that share it: most methods send all the same
         for job in jobs:
-            pack(job.down, lambda t: common.__setitem__(id(t), t) if id(t) in seen else seen.__setitem__(id(t), t))
+            downs.setdefault(id(job.down), []).append(job.down)
+        for down, *more in downs.values():
+            for t in tensors(down):
+                if more or id(t) in seen:
+                    common[id(t)] = t
+                seen[id(t)] = t
         if {k: id(v) for k, v in common.items()} != {k: id(v) for k, v in self._held.items()}:
             packed = self._broadcast.fill(list(common.values()))
             self._held = common
@@ -96,6 +104,20 @@ class Workers:
             for worker in self._workers:
                 worker.knows_broadcast = worker.knows_broadcast and not self._broadcast.grown
             self._broadcast.grown = False
+        self._same = {k: (all_[0], pack(all_[0], self._place)) for k, all_ in downs.items() if len(all_) > 1}
+
+    def _place(self, t: torch.Tensor) -> tuple[bool, Any]:
+        return True, self._places[id(t)]
+
+    def packed(self, down: Any, put: Callable[[torch.Tensor], Any]) -> Any:
+        """What a job says of its download: where each tensor lies, in what all were told or where `put` puts it."""
+        if id(down) in self._same:
+            return self._same[id(down)][1]
+        return pack(down, lambda t: self._place(t) if id(t) in self._places else (False, put(t)))
+
+    def own(self, down: Any) -> list[torch.Tensor]:
+        """The tensors of a download that are not among what all were told."""
+        return [] if id(down) in self._same else [t for t in tensors(down) if id(t) not in self._places]
 
     def _awake(self) -> list[_Worker]:
         handles = {w.link: w for w in self._workers} | {w.process.sentinel: w for w in self._workers}
@@ -149,17 +171,11 @@ class _Worker:
 
     def _post(self, number: int, slot: int, jobs: list[Job]) -> None:
         pool, arena = self.pool, self.arenas[slot]
-        places = getattr(pool, "_places", {})
-        own = [t for job in jobs for t in _not_in(job.down, places)]
         arena.clear()
-        arena.reserve(sum(t.numel() * t.element_size() + 64 for t in own))
+        arena.reserve(sum(t.nbytes + 64 for job in jobs for t in pool.own(job.down)))
         orders = [
-            (
-                job.kind, job.client, job.round, job.visits, job.score,
-                pack(job.down, lambda t: (True, places[id(t)]) if id(t) in places else (False, arena.put(t))),
-            )
-            for job in jobs
-        ]  # fmt: skip
+            (job.kind, job.client, job.round, job.visits, job.score, pool.packed(job.down, arena.put)) for job in jobs
+        ]
         try:
             self.link.send(
                 (
@@ -269,8 +285,10 @@ def serve(link: Connection, told: bytes, shards: Shards, records: Any) -> None:
 
 def _answer(context: Context, store: Store, jobs: list[Any], broadcast: Any, inbox: Any, arena: Arena) -> list[Any]:
     replies = []
+    downs: dict[int, Any] = {}  # what was packed once arrives as one object
     for kind, client, round, visits, score, packed in jobs:
-        down = unpack(packed, lambda a: view(broadcast if a[0] else inbox, a[1]))
+        if (down := downs.get(id(packed))) is None:
+            down = downs[id(packed)] = unpack(packed, lambda a: view(broadcast if a[0] else inbox, a[1]))
         mine = store.record_of(client) if visits else store.template(client)
         replies.append(context.do(Job(kind, client, round, visits, down, mine, score)))
     values = [[r.up and [r.up.mean, r.up.sum, r.up.rows], r.mine, r.weights] for r in replies]
@@ -286,12 +304,6 @@ def _opened(outcome: Any, memory: Any) -> Reply:
     parts, mine, weights = unpack(packed, lambda a: view(memory, a))
     up = Up(mean=parts[0], sum=parts[1], rows=parts[2], weight=weight) if parts else None
     return Reply(client, up, mine, scores, passes, seconds, weights)
-
-
-def _not_in(value: Any, places: dict[int, Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    pack(value, lambda t: None if id(t) in places else found.append(t))
-    return found
 
 
 def _raised(outcome: tuple[str, str, str]) -> Exception:
