@@ -171,7 +171,7 @@ class Client:
             features = w
         indices = self._indices(epochs, steps, order, share)
         groups = [tuple(indices[k : k + per_step]) for k in range(0, len(indices) - per_step + 1, per_step)]
-        self.course.seen += gradients * sum(len(batch) for group in groups for batch in group)
+        self.course.seen += gradients * sum(batch.shape[0] for group in groups for batch in group)
         phase = Phase(
             weights=w,
             trained=trained,

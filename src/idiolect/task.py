@@ -24,6 +24,7 @@ from idiolect.errors import UsageError
 from idiolect.tree import Tree
 
 NORMS = (nn.modules.batchnorm._BatchNorm,)
+DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 
 class Features(NamedTuple):
@@ -192,6 +193,16 @@ class Net:
         return Tree({f"{name}.weight": weight, f"{name}.bias": bias})
 
 
+def unfit(net: Net) -> tuple[str, nn.Module] | None:
+    """The first layer, by its name, that moves buffers or draws numbers in a step: what neither stacked nor compiled
+    steps can have."""
+    for part, module in {"": net.module, **net.others}.items():
+        for name, m in module.named_modules(prefix=part):
+            if isinstance(m, NORMS + DRAWS):
+                return name, m
+    return None
+
+
 def linear(w: Tree, name: str, x: Tensor) -> Tensor:
     """Apply an extra linear layer that `Net.linear` made."""
     return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
@@ -220,6 +231,7 @@ class Task:
         self._modes: dict[frozenset[str], list[tuple[nn.Module, nn.Module, bool]]] = {}
         self._set: tuple[frozenset[str], bool] | None = None  # the phase that the modes are set for
         self._parts: dict[str, dict[str, Tensor]] = {}
+        self._resident: Tree | None = None  # the weights last laid out, where they are all that the module has
         self.live.eval()
         self.moving.eval()
 
@@ -277,7 +289,7 @@ class Task:
     def _applied(self, w: Tree, x: Any, part: str) -> Tensor:
         prefix = part + "." if part else ""
         names = self._names(part)
-        if all(w.get(k) is p for k, p in names.items()):
+        if w is self._resident or all(w.get(k) is p for k, p in names.items()):
             return (self.live.get_submodule(part) if part else self.live)(x)
         try:
             weights = {k[len(prefix) :]: w[k] for k in names}
@@ -322,7 +334,9 @@ class Task:
             self._set = now
             for module, twin, mode in self._mode_list(now[0]):
                 module.training = twin.training = mode and not (single and isinstance(module, NORMS))
-        return Tree(live)
+        laid = Tree(live)
+        self._resident = laid if whole == self._live.keys() else None
+        return laid
 
     def set_modes(self, w: Tree, trained: frozenset[str]) -> None:
         """The modes of a phase, for weights that are not laid out here (stacked clients)."""

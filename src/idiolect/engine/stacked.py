@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from idiolect.client import Phase
@@ -24,18 +24,16 @@ from idiolect.engine import steps
 from idiolect.engine.work import Context, Job, Reply
 from idiolect.errors import UsageError
 from idiolect.optim import clipped
-from idiolect.task import NORMS, Batch, Features, Task
+from idiolect.task import NORMS, Batch, Features, Net, Task, unfit
 from idiolect.tree import Tree
 
 TOGETHER = 64
-DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 
 class Stacked:
     def __init__(self, context: Context, together: int = TOGETHER) -> None:
         _ = context.state  # `init` may add networks
-        for part, module in {"": context.net.module, **context.net.others}.items():
-            _refuse(module, part)
+        _refuse(context.net)
         self.context, self.together = context, together
 
     def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -47,18 +45,19 @@ class Stacked:
         pass
 
 
-def _refuse(module: nn.Module, part: str) -> None:
-    for name, m in module.named_modules(prefix=part):
-        if isinstance(m, NORMS):
-            raise UsageError(
-                f"The stacked backend cannot run BatchNorm (layer {name}): a padded batch has other statistics than a "
-                "client's own. Use the serial or workers backend, or a network with group normalisation."
-            )
-        if isinstance(m, DRAWS):
-            raise UsageError(
-                f"The stacked backend cannot run dropout (layer {name}): stacked clients would draw other numbers. Use "
-                "the serial or workers backend."
-            )
+def _refuse(net: Net) -> None:
+    if (found := unfit(net)) is None:
+        return
+    name, m = found
+    if isinstance(m, NORMS):
+        raise UsageError(
+            f"The stacked backend cannot run BatchNorm (layer {name}): a padded batch has other statistics than a "
+            "client's own. Use the serial or workers backend, or a network with group normalisation."
+        )
+    raise UsageError(
+        f"The stacked backend cannot run dropout (layer {name}): stacked clients would draw other numbers. Use "
+        "the serial or workers backend."
+    )
 
 
 class _Group:

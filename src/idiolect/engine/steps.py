@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, repeat
 from typing import Any
 
 import torch
@@ -12,36 +14,32 @@ from idiolect.optim import clipped
 from idiolect.task import Batch, Features, Task
 from idiolect.tree import Tree
 
+BLOCK = 1 << 18  # bytes of samples that are gathered at once: a small client's whole phase, few batches of a large one
+Gradients = Callable[[Batch], tuple[list[Tensor], Mapping[str, Tensor]]]
 
-def train(task: Task, phase: Phase) -> Tree:
-    """Carry out one phase; the result shares no memory with what came in."""
+
+def train(task: Task, phase: Phase, compiled: Callable[[Tree], Gradients] | None = None) -> Tree:
+    """Carry out one phase; the result shares no memory with what came in. `compiled` makes another way to the
+    gradients out of the live weights."""
     trained = phase.trained
     live = task.lay(phase.weights, trained, single=len(phase.y) == 1)
     leaves = [live[k] for k in trained]
     given = phase.given
     aligned = [narrowed(g, trained) for g in given] if phase.correct else []
-    mine = Tree({k: p.detach() for k, p in zip(trained, leaves, strict=True)})  # shares memory, carries no graph
-    plain = [p.detach() for p in leaves]
+    plain = [p.detach() for p in leaves]  # shares memory, carries no graph
+    mine = Tree(zip(trained, plain, strict=True))
+    gradients = compiled(live) if compiled else backward(task, phase, live, leaves)
     state: dict[str, Any] = {}
     torch.default_generator.manual_seed(phase.noise)  # dropout and the like
-    for t, group in enumerate(phase.indices):
-        batches = [
-            Batch(inputs(task, phase, t, j), phase.y.index_select(0, indices), None, rows(phase.beside, indices))
-            for j, indices in enumerate(group)
-        ]
+    for group in batches(task, phase):
         if phase.step is not None:
             here = live | mine  # carries no graph: what needs one asks for it
-            moved = phase.step(task, here, batches[0] if len(batches) == 1 else tuple(batches), phase.lr, *given)
+            moved = phase.step(task, here, group[0] if len(group) == 1 else group, phase.lr, *given)
             with torch.no_grad():
                 for k in trained:
                     mine[k].copy_(moved[k])
             continue
-        batch = batches[0]
-        value: Any = phase.loss(task, live, batch, *given)
-        then: Any = {}
-        if phase.carried:
-            value, then = value
-        grads = list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
+        grads, then = gradients(group[0])
         with torch.no_grad():
             if phase.correct is not None:
                 steered = phase.correct(Tree(zip(trained, grads, strict=True)), mine, *aligned)
@@ -58,16 +56,73 @@ def train(task: Task, phase: Phase) -> Tree:
     return Tree({k: _kept(v, live[k], k in moving) for k, v in phase.weights.items()})
 
 
-def inputs(task: Task, phase: Phase, t: int, j: int) -> Any:
-    """What the network sees in batch j of step t."""
-    x = rows(phase.x, phase.indices[t][j])
-    if phase.augment is None:
-        return x
-    x = phase.augment(x, phase.indices[t][j], phase.keys[t][j])
+def backward(task: Task, phase: Phase, live: Tree, leaves: list[Tensor]) -> Gradients:
+    """The gradients of the phase's loss, and the next values of carried entries, by autograd as it stands."""
+    loss, given, carried = phase.loss, phase.given, phase.carried
+
+    def gradients(batch: Batch) -> tuple[list[Tensor], Mapping[str, Tensor]]:
+        value: Any = loss(task, live, batch, *given)
+        value, then = value if carried else (value, {})
+        return list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)), then
+
+    return gradients
+
+
+def batches(task: Task, phase: Phase) -> Iterator[tuple[Batch, ...]]:
+    """The phase's batches, step by step. Those of several steps are gathered at once and cut out of that."""
+    keys = iter([key for group in phase.keys for key in group])
+    sample = max(_bytes(phase.x) // max(phase.y.shape[0], 1), 1)
+    for block in _blocks(phase.indices, BLOCK // sample):
+        flat = [indices for group in block for indices in group]
+        lengths = [indices.shape[0] for indices in flat]  # len() of a tensor takes ten times as long
+        chosen = torch.cat(flat) if len(flat) > 1 else flat[0]
+        x, y, beside = (_cut(rows(column, chosen), lengths) for column in (phase.x, phase.y, phase.beside))
+        if phase.augment is not None:
+            x = [altered(task, phase, *one) for one in zip(x, flat, keys, strict=False)]
+        found = iter([Batch(*one) for one in zip(x, y, repeat(None), beside)])
+        for group in block:
+            yield tuple(islice(found, len(group)))
+
+
+def altered(task: Task, phase: Phase, x: Any, indices: Tensor, key: Any) -> Any:
+    """What the network sees of a batch's samples where they are augmented."""
+    assert phase.augment is not None
+    x = phase.augment(x, indices, key)
     if phase.body is None:
         return x
     with torch.no_grad():
         return Features(task.features(phase.body, x))
+
+
+def _blocks(steps: list[tuple[Tensor, ...]], samples: int) -> Iterator[list[tuple[Tensor, ...]]]:
+    """Steps in a row that have about so many samples together, one step at least."""
+    block: list[tuple[Tensor, ...]] = []
+    have = 0
+    for group in steps:
+        size = sum([indices.shape[0] for indices in group])
+        if block and have + size > samples:
+            yield block
+            block, have = [], 0
+        block.append(group)
+        have += size
+    if block:
+        yield block
+
+
+def _bytes(x: Any) -> int:
+    return sum(map(_bytes, x)) if isinstance(x, tuple) else int(x.nbytes)
+
+
+def _cut(x: Any, lengths: list[int]) -> Iterable[Any]:
+    """Gathered samples, batch by batch."""
+    if x is None:
+        return repeat(None, len(lengths))
+    if isinstance(x, Features):
+        return map(Features, _cut(x.z, lengths))
+    if isinstance(x, tuple):
+        return zip(*(_cut(v, lengths) for v in x), strict=True)
+    cut: tuple[Tensor, ...] = x.split(lengths)
+    return cut
 
 
 def rows(x: Any, indices: Tensor) -> Any:
