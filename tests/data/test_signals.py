@@ -65,6 +65,7 @@ def test_windows_and_their_classes_are_those_of_a_loop(tmp_path_factory, data):
     assert found.y.tolist() == [names.index(a) for a in y]
     assert found.group.tolist() == group
     assert found.classes == len(names)
+    assert found.class_names == (None if names == list(range(len(names))) else tuple(map(str, names)))
 
 
 def test_channels_are_standardised_by_the_windows_trained_on(tmp_path):
@@ -106,7 +107,8 @@ def test_one_table_of_all_subjects(tmp_path):
     order = [*range(9, 14), *range(14, 19), *range(0, 5), *range(5, 9), 19]
     for channel, name in enumerate(["ax", "ay"]):
         assert np.allclose(data.x[:, channel].flatten(), np.array(columns[name], float)[order])
-    assert data.y.tolist() == [1, 0, 1, 1]  # go, sit
+    assert data.y.tolist() == [1, 0, 1, 1]
+    assert data.class_names == ("go", "sit")
 
 
 def test_a_table_a_subject(tmp_path):

@@ -122,6 +122,7 @@ def test_rows_are_cut_and_padded_and_come_in_order(folder):
     assert (data.name, data.network, data.classes, data.shape) == (folder.name, "fasttext", 2, (4,))
     assert data.official_test.tolist() == [False] * 4 + [True] * 2
     assert data.y.tolist() == LABELS
+    assert data.class_names == ("home", "away")
     assert [spelt(data, row) for row in range(6)] == [words.tokenise(text)[:4] for text in TEXTS]
     assert data.x[1].tolist()[3:] == [PADDING]
     assert data.x.max() + 1 == data.tokens == len(data.words)

@@ -118,6 +118,7 @@ def dataset(
         network=network or ("harcnn" if x.shape[3] >= SHORTEST else "mlp"),
         group=np.repeat(np.array([one.subject for one in recordings]), sizes),
         official_test=None if in_train is None else np.arange(len(x)) >= sum(sizes[:in_train]),
+        class_names=None if names == list(range(len(names))) else tuple(map(str, names)),
     )
     standard = Standard(*(_given(where, what, v, x.shape[1]) for what, v in (("mean", mean), ("std", std))))
     return replace(data, fit=standard)

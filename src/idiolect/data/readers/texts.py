@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,8 @@ def load(
     text, label = _text_column(folder, schema, text), hub._label_column(folder, schema, label)
     table = hub._read(folder, [*train, *test], [text, label, *([group] if group else [])])
     in_train = sum(hub._rows(file) for file in train)
-    return words.dataset(
+    names = hub._features(schema).get(label, {}).get("names")
+    data = words.dataset(
         folder,
         _texts(folder, table, text),
         torch.from_numpy(hub._values(folder, table, label).astype(np.int64)),
@@ -57,11 +59,12 @@ def load(
         ngrams=ngrams,
         buckets=buckets,
         vocabulary=(min_count, max_size),
-        classes=hub._class_count(schema, label),
+        classes=len(names) if names else None,
         network=network,
         group=hub._values(folder, table, group) if group else None,
         official_test=np.arange(len(table)) >= in_train if test else None,
     )
+    return replace(data, class_names=tuple(names)) if names else data
 
 
 def _text_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
