@@ -97,6 +97,7 @@ class Client:
         self._settings, self._trainer = settings, trainer
         self.id, self.round, self.visits, self.lr = id, round, visits, lr
         self.n = len(y)
+        self.pace = 1.0
         self.course = Course(self.n)
         self._calls = 0
         self._known: tuple[Tree, Tensor] | None = None  # a body and the training set's features under it
@@ -171,6 +172,7 @@ class Client:
             features = w
         indices = self._indices(epochs, steps, order, share)
         groups = [tuple(indices[k : k + per_step]) for k in range(0, len(indices) - per_step + 1, per_step)]
+        groups = groups[: self._paced(len(groups))]
         self.course.seen += gradients * sum(batch.shape[0] for group in groups for batch in group)
         phase = Phase(
             weights=w,
@@ -222,7 +224,11 @@ class Client:
     def steps(self, epochs: int | None = None) -> int:
         """The optimiser steps that so many epochs take."""
         epochs = self._settings.epochs if epochs is None else epochs
-        return epochs * len(orders.cuts(self.n, self._settings.batch_size))
+        return self._paced(epochs * len(orders.cuts(self.n, self._settings.batch_size)))
+
+    def _paced(self, steps: int) -> int:
+        """So many of a phase's steps as this client does in this round: all of them, unless it is slow."""
+        return math.ceil(self.pace * steps)
 
     @property
     def passes(self) -> float:

@@ -223,6 +223,7 @@ EVALUATION = {
     "gain_over_local": "the mean over clients of accuracy minus what the same client reaches with Local, last round",
     "worse_than_local": "the share of clients below what they reach with Local, last round; a tie is not below",
     "diverged": "the share of seeds with a loss that is no number in the last round; accuracies mean nothing then",
+    "refused": "the share of replies that were not taken in, as they had NaN or inf in them",
     "ranking": "received, plain, last",
 }
 
@@ -273,6 +274,7 @@ def measure(found: Found, alone: Found | None) -> dict[str, Any]:
         **({HELD_OUT: s[HELD_OUT]["accuracy"]} if HELD_OUT in s else {}),
         "bytes_per_participant": {way: s["bytes"][way] / replies if replies else 0.0 for way in ("down", "up")},
         "gradient_passes": s["gradient_passes"],
+        "refused": s["replies"]["refused"] / replies if replies else 0.0,
         "diverged": not isfinite(found.rounds[-1]["received_loss"] or 0.0),
         "seconds": s["seconds"] | {"round": s["seconds"]["train"] / len(trained) if trained else 0.0},
     }

@@ -24,7 +24,9 @@ from idiolect.data import shift as shifts
 from idiolect.data.dataset import digest
 from idiolect.data.find import taken
 from idiolect.data.shift import Shift
-from idiolect.engine import orders
+from idiolect.engine import attacks, orders, robust
+from idiolect.engine.faults import FAULTS, Faults
+from idiolect.engine.reception import ON_BAD_REPLY, Reception
 from idiolect.engine.work import Context, Shards
 from idiolect.errors import UsageError, unknown
 from idiolect.fields import DIVISION, Fields
@@ -44,6 +46,8 @@ KINDS: tuple[tuple[str, Any, str], ...] = (
     ("network_options", Mapping, "options by their names"),
     ("nesterov", bool, "true or false"),
     ("secure", bool, "true or false"),
+    ("reduce", str, "a reduction such as mean or median"),
+    ("attack", str, "an attack such as sign:0.2, or none"),
     ("shift", (str, Shift), "a shift or its text"),
 )
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -65,7 +69,7 @@ class Run(Fields):
             if not isinstance(getattr(self, name), kinds):
                 raise UsageError(f"{name} must be {expected}; found {getattr(self, name)!r}.")
         self._settle_division()
-        for name in ("lr", "momentum", "weight_decay", "decay", "test", "validation", "held_out", "drop", "clip"):
+        for name in ("lr", "momentum", "weight_decay", "decay", "test", "validation", "held_out", "clip", *FAULTS):
             value = getattr(self, name)
             if value is not None or name != "clip":
                 object.__setattr__(self, name, _number(name, value))
@@ -92,10 +96,12 @@ class Run(Fields):
             raise UsageError(f"lr must be a number >= 0; found {self.lr}.")
         if self.clip is not None and self.clip <= 0:
             raise UsageError(f"clip must be a number > 0, or none; found {self.clip}.")
-        if not 0 <= self.drop < 1:
-            raise UsageError(f"drop must be a probability in [0, 1); found {self.drop}.")
+        for name in FAULTS:
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name} must be a probability in [0, 1); found {getattr(self, name)}.")
+        _among("on_bad_reply", self.on_bad_reply, ON_BAD_REPLY)
         self._check_held_out()
-        _ = self.sampler, self.settings, self._schedule
+        _ = self.sampler, self.settings, self._schedule, self.reception
         self.method.check(self)  # type: ignore[union-attr]
         self._rehearse()
 
@@ -125,10 +131,15 @@ class Run(Fields):
 
     def _rehearse(self) -> None:
         """Refuse what only shows in a round: a wrapper that finds nothing to wrap, individuals in a secure run."""
-        if self.secure or isinstance(self.method, Wrapper):
+        if self.secure and (self.reception.rule or self.reception.attack):
+            asked = f"reduce={self.reduce}" if self.reception.rule else f"attack={self.attack}"
+            raise UsageError(
+                f"{asked} needs every reply by itself, which secure aggregation hides; take one of the two."
+            )
+        if self.secure or self.reception.rule or isinstance(self.method, Wrapper):
             from idiolect.rehearsing import refuse  # which makes a run of its own
 
-            refuse(cast(Method, self.method), self.secure)
+            refuse(cast(Method, self.method), self.secure, self.reception.rule is not None)
 
     # what the engine asks
 
@@ -149,24 +160,39 @@ class Run(Fields):
         """A function of (seed, round) alone: the same for every method."""
         return orders.participants(self.sampler, self.num_clients, self.seed, round)
 
+    @cached_property
+    def faults(self) -> Faults:
+        """What goes wrong with participation."""
+        return Faults(self.seed, self.rounds, **{name: getattr(self, name) for name in FAULTS})
+
+    @cached_property
+    def reception(self) -> Reception:
+        """How the server takes replies in."""
+        hostile = attacks.attack(self.attack)
+        bad = hostile.attackers(self.num_clients, self.seed) if hostile else frozenset()
+        return Reception(self.on_bad_reply, robust.rule(self.reduce), hostile, bad, self.seed)
+
     def evaluates(self, finished: int) -> bool:
         """Whether clients are evaluated after so many rounds."""
         return finished % self.evaluate_every == 0 or finished == self.rounds
 
     @cached_property
     def evaluated(self) -> Sequence[int]:
-        """The clients that are scored as received: all, or as many of those that train as asked for, the same in every
-        round, and all that are held out."""
-        if self.evaluate_clients is None:
+        """The clients that are scored as received: all but attackers, or as many of those that train as asked for, the
+        same in every round, and all that are held out."""
+        if self.evaluate_clients is None and not self.reception.attackers:
             return range(self.clients)
-        drawn = orders.draw(self.seed, "evaluated").choice(self.num_clients, self.evaluate_clients, replace=False)
-        return [*sorted(drawn.tolist()), *range(self.num_clients, self.clients)]
+        count = self.num_clients if self.evaluate_clients is None else self.evaluate_clients
+        drawn = orders.draw(self.seed, "evaluated").choice(self.num_clients, count, replace=False).tolist()
+        return [*sorted(set(drawn) - self.reception.attackers), *range(self.num_clients, self.clients)]
 
     @property
     def evaluated_in_words(self) -> str:
-        if self.evaluate_clients is None:
-            return "all clients"
-        return f"{self.evaluate_clients:,} of {self.num_clients:,} clients, drawn once from the seed"
+        clients = "all clients"
+        if self.evaluate_clients is not None:
+            clients = f"{self.evaluate_clients:,} of {self.num_clients:,} clients, drawn once from the seed"
+        bad = len(self.reception.attackers)
+        return clients + (f" but the {bad} that attack" if bad else "")
 
     @cached_property
     def settings(self) -> Settings:
@@ -261,6 +287,7 @@ class Run(Fields):
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
             device=self.device, network=self._network_name, options=self._options, num_clients=self.num_clients,
             autocast=None if self.autocast is None else precision.AUTOCAST[self.autocast],
+            liars=self.reception.attackers if self.attack.startswith("labels") else frozenset(),
         )  # type: ignore[arg-type]  # fmt: skip
 
     @property

@@ -302,9 +302,9 @@ def _finite(context: Observed, progress: Progress, last: Report) -> bool:
 # what is refused
 
 
-def refuse(method: Method, secure: bool) -> None:
-    """Refuse (UsageError) what a method refuses in its first round, as a wrapper does that finds nothing to wrap; and,
-    of a secure run, a method that sends individuals.
+def refuse(method: Method, secure: bool, robust: bool = False) -> None:
+    """Refuse (UsageError) what a method refuses in its first round, as a wrapper does that finds nothing to wrap; of a
+    secure run, a method that sends individuals; of one with a robust reduction, a method without a mean.
 
     One that does not fit the rehearsal's network may fit the run's: of it nothing is said here."""
     try:
@@ -313,12 +313,18 @@ def refuse(method: Method, secure: bool) -> None:
         return
     try:
         rows_of = facts(method).rows_of if secure else _first_round(method)
+        averaged = not robust or bool(facts(method).mean)
     except UsageError:
         raise
     except Exception:  # a mistake in the method, which the run shows with its place
         return
     for slots in rows_of.values() if secure else ():
         raise individual(method.name, slots)
+    if not averaged:
+        raise UsageError(
+            f"{method.name} sends nothing that is averaged, so no reduction can stand in the place of the mean; leave "
+            "reduce=mean, or take another method ('idiolect methods --json' tells what each sends)."
+        )
 
 
 @cache

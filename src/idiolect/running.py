@@ -13,6 +13,7 @@ import threading
 import time
 import tomllib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -91,6 +92,8 @@ class Record:
             "round": report.round,
             "participants": list(report.participants),
             "dropped": list(report.dropped),
+            "absent": list(report.absent),
+            "refused": [f"{client}: {why}" for client, why in sorted(report.refused.items())],
             "bytes_down": report.bytes_down,
             "bytes_up": report.bytes_up,
             "gradient_passes": report.passes,
@@ -381,6 +384,7 @@ def summarise(experiment: Run, context: Context, record: Record, total: float) -
         **_held_out(experiment, record),
         "bytes": {"down": sum(r["bytes_down"] for r in rounds), "up": sum(r["bytes_up"] for r in rounds)},
         "gradient_passes": fmean(r["gradient_passes"] for r in trained) if trained else 0.0,
+        "replies": _replies(rounds),
         "seconds": {
             "total": total,
             "train": sum(r["seconds_train"] for r in rounds),
@@ -409,6 +413,13 @@ def _held_out(experiment: Run, record: Record) -> dict[str, Any]:
             "loss": over("loss", min),
         }
     }
+
+
+def _replies(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """What became of those who were drawn; and of whom replies were refused, how often."""
+    counts = {of: sum(len(r[of]) for r in rounds) for of in ("participants", "absent", "dropped", "refused")}
+    named = Counter(entry.partition(":")[0] for r in rounds for entry in r["refused"])
+    return {**counts, "refused_of": dict(sorted(named.items(), key=lambda kv: int(kv[0])))}
 
 
 def _over_rounds(values: list[float | None], best: Callable[..., float]) -> dict[str, float | None]:

@@ -66,7 +66,7 @@ class Attack:
                 update = noise * (update.norm() / noise.norm().clamp(min=1e-12))
             return held + (-self.size if self.kind == "sign" else self.size) * update
 
-        return {slot: _paired(moved, value, _held(server, slot, value)) for slot, value in up.mean.items()}
+        return {slot: _paired(moved, value, held_as(value, server.get(slot))) for slot, value in up.mean.items()}
 
     def _little(self, ups: list[Up], count: int) -> Slots:
         far = self.size or _hidden(count, len(ups))
@@ -101,9 +101,8 @@ def _hidden(count: int, bad: int) -> float:
     return max(NormalDist().inv_cdf(min(max((count - bad - needed) / max(count - bad, 1), 1e-6), 1 - 1e-6)), 0.0)
 
 
-def _held(server: Slots, slot: str, value: Any) -> Any:
+def held_as(value: Any, held: Any) -> Any:
     """What an update is counted from: what the server holds by that name, or nothing."""
-    held = server.get(slot)
     if isinstance(value, Tree):
         return held if isinstance(held, Tree) and held.keys() == value.keys() else value.zeros()
     return held if isinstance(held, Tensor) else torch.zeros_like(value)

@@ -57,3 +57,6 @@ class Faults:
 
     def _between(self, purpose: str, client: int, low: int, high: int) -> int:
         return int(draw(self.seed, purpose, client).integers(low, max(high, low), endpoint=True))
+
+
+NONE = Faults(0, 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from idiolect.engine.orders import draw
+from idiolect.engine.faults import NONE, Faults
 from idiolect.engine.progress import Progress, Report
 from idiolect.engine.reduce import Reduction, copied, summed
 from idiolect.engine.wire import nbytes
@@ -56,9 +56,8 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
 
 def one_round(run: Any, context: Context, backend: Backend, progress: Progress) -> Report:
     started, r, method = time.perf_counter(), progress.round, context.method
-    ids = run.participants(r)
-    lost = tuple(i for i in ids if run.drop and draw(run.seed, "drop", r, i).random() < run.drop)
-    done = Report(r + 1, tuple(ids), lost)
+    ids, away = run.faults.there(r, run.participants(r))
+    done = Report(r + 1, tuple(ids), tuple(i for i in ids if run.faults.lost(r, i)), absent=tuple(away))
     if ids:
         known = facts(run, context, r, {i: context.shards.size("train", i) for i in ids})
         progress.server, progress.rows = method.plan(progress.server, progress.rows, known)
@@ -92,11 +91,15 @@ def exchange(run: Any, context: Context, backend: Backend, progress: Progress, d
     """A message to each participant, and the replies, combined. Of those that are lost neither the reply nor the new
     state counts."""
     name, r = f"{context.method.name}.{kind}", progress.round
-    heard = Reduction(name, progress.server)
-    for reply in backend.do(turns(context, progress, kind, done.participants, score=run.evaluates(r + 1))):
+    heard = run.reception.begin(name, progress.server, r)
+    ids = [i for i in done.participants if i not in done.refused]
+    for reply in backend.do(turns(context, progress, kind, ids, run.evaluates(r + 1), run.faults)):
         i = reply.client
         done.passes += reply.passes / len(done.participants)
         if i in done.dropped:
+            continue
+        if fault := run.reception.fault(name, reply, r):
+            done.refused[i] = fault
             continue
         assert reply.up is not None
         summed(context.method.name, reply.up, run.secure)
@@ -104,7 +107,8 @@ def exchange(run: Any, context: Context, backend: Backend, progress: Progress, d
         if reply.mine is not None:
             checked(name, "mine", reply.mine, progress.store.template(i), f"client {i}, round {r}")
             progress.store.write(i, reply.mine)
-            done.trained[i] = reply.scores
+            if i not in run.reception.attackers:
+                done.trained[i] = reply.scores
         done.bytes_up += nbytes([reply.up.mean, reply.up.sum, reply.up.rows])
     return heard
 
@@ -127,11 +131,19 @@ def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, d
     return done
 
 
-def turns(context: Context, progress: Progress, kind: str, ids: Iterable[int], score: bool = False) -> Iterator[Job]:
+def turns(
+    context: Context,
+    progress: Progress,
+    kind: str,
+    ids: Iterable[int],
+    score: bool = False,
+    faults: Faults = NONE,
+) -> Iterator[Job]:
     """Jobs in the order in which replies are combined: the longest clients first, then by id."""
     server = context.method.published(progress.server) if kind in ("received", "personal") else progress.server
     ids = sorted(ids, key=lambda i: (-context.shards.size("train", i), i))
     for block in (ids[k : k + BLOCK] for k in range(0, len(ids), BLOCK)):
         downs = context.method.downs(server, [progress.rows[i] for i in block])
         for i, down in zip(block, downs, strict=True):
-            yield Job(kind, i, progress.round, int(progress.store.visits[i]), down, progress.store.read(i), score)
+            visits, mine, pace = int(progress.store.visits[i]), progress.store.read(i), faults.pace(progress.round, i)
+            yield Job(kind, i, progress.round, visits, down, mine, score, pace)

@@ -28,6 +28,8 @@ class Report:
     round: int  # rounds finished
     participants: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()  # drawn for the round, and not there
+    refused: dict[int, str] = field(default_factory=dict)  # replies that were not taken in, and why
     received: dict[int, tuple[Score, ...]] = field(default_factory=dict)
     trained: dict[int, tuple[Score, ...]] = field(default_factory=dict)
     held_out: dict[int, tuple[Score, ...]] = field(default_factory=dict)

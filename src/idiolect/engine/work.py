@@ -140,6 +140,7 @@ class Job:
     down: Slots
     mine: Slots
     score: bool = False  # a training job: evaluate the trained model as well
+    pace: float = 1.0  # the part of its steps that the client does
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ class Context:
     network: str | None = None  # the name by which `nets.build` made the module
     options: Mapping[str, Any] = field(default_factory=dict)
     num_clients: int | None = None  # that may take part; None: all
+    liars: frozenset[int] = frozenset()  # clients that train on labels counted from the other end
     trainer: Trainer = field(default=train)
     autocast: torch.dtype | None = None  # what networks compute in, where not in `dtype`
 
@@ -217,11 +219,13 @@ class Context:
 
     def client(self, job: Job, kept: Tree | None = None) -> Client:
         samples, y = self.resident.samples, self.resident.targets("train", job.client)
+        if job.client in self.liars:
+            y = self.classes - 1 - y
         me = self.view(
             self.task, lambda: samples("train", job.client), y, self.settings, self.trainer,
             id=job.client, round=job.round, visits=job.visits, lr=self.rate(job.round),
         )  # fmt: skip
-        me.course.buffers = kept
+        me.course.buffers, me.pace = kept, job.pace
         return me
 
     def server(self, round: int, x: Tensor, y: Tensor) -> Client:

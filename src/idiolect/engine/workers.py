@@ -174,7 +174,8 @@ class _Worker:
         arena.clear()
         arena.reserve(sum(t.nbytes + 64 for job in jobs for t in pool.own(job.down)))
         orders = [
-            (job.kind, job.client, job.round, job.visits, job.score, pool.packed(job.down, arena.put)) for job in jobs
+            (job.kind, job.client, job.round, job.visits, job.score, job.pace, pool.packed(job.down, arena.put))
+            for job in jobs
         ]
         try:
             self.link.send(
@@ -286,11 +287,11 @@ def serve(link: Connection, told: bytes, shards: Shards, records: Any) -> None:
 def _answer(context: Context, store: Store, jobs: list[Any], broadcast: Any, inbox: Any, arena: Arena) -> list[Any]:
     replies = []
     downs: dict[int, Any] = {}  # what was packed once arrives as one object
-    for kind, client, round, visits, score, packed in jobs:
+    for kind, client, round, visits, score, pace, packed in jobs:
         if (down := downs.get(id(packed))) is None:
             down = downs[id(packed)] = unpack(packed, lambda a: view(broadcast if a[0] else inbox, a[1]))
         mine = store.record_of(client) if visits else store.template(client)
-        replies.append(context.do(Job(kind, client, round, visits, down, mine, score)))
+        replies.append(context.do(Job(kind, client, round, visits, down, mine, score, pace)))
     values = [[r.up and [r.up.mean, r.up.sum, r.up.rows], r.mine, r.weights] for r in replies]
     packed = arena.fill(values)
     return [

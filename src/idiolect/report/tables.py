@@ -51,7 +51,9 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def _cells(entry: Entry) -> Iterator[tuple[str, str]]:
     received, plain = entry["received"], entry["received"]["plain"]
-    yield "method", entry["label"] + (" (diverged)" if entry["diverged"]["mean"] else "")
+    refused = entry.get("refused", {"mean": 0.0})["mean"]
+    odd = " (diverged)" if entry["diverged"]["mean"] else f" ({100 * refused:.1f} % refused)" if refused else ""
+    yield "method", entry["label"] + odd
     yield "accuracy", percent(plain["last"], spread=True)
     yield "last 10", percent(plain["last10"])
     yield "best", percent(plain["best"])
