@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from idiolect.data.apportion import Counts
@@ -257,7 +256,7 @@ def _keys(dataset: Dataset, split: Split) -> np.ndarray:
                 f"Expected numbers as samples for split '{split}', found token ids in '{dataset.name}'; use another "
                 "split."
             )
-        return dataset.x[torch.arange(len(dataset))].flatten(1).numpy()
+        return dataset.x[:].flatten(1).numpy()
     if split.reads == "labels" and dataset.loss != "cross_entropy":
         raise UsageError(
             f"Expected class labels for split '{split}', found numbers as targets in '{dataset.name}'; use "
