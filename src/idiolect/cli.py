@@ -244,7 +244,8 @@ def compare(
 @click.option("--out", metavar="FILE", help="The .parquet file to write; beside it FILE's name with .png, .svg, .json.")
 def split(data: str, out: str | None, **options: Any) -> None:
     """Divide the rows of DATA over clients, and show what each has and how much they differ. With --out the split is
-    kept as a file, which 'idiolect run' and 'compare' take as --split; without, nothing is written.
+    kept as a file, which 'idiolect run' and 'compare' take as --split FILE, whatever their seeds; without, nothing is
+    written.
 
     \b
     idiolect split digits
@@ -252,7 +253,6 @@ def split(data: str, out: str | None, **options: Any) -> None:
     idiolect split images/ --split given --data-options group=writer --clients 100 --test 0.2 --validation 0.1
     idiolect split images/ --split pathological:2 --test-from official --out two.parquet
     idiolect split digits --split skewed.parquet      (shows one that is there)
-    idiolect compare --split skewed.parquet --seeds 0,1,2      (all seeds on the same split)
 
     DATA is a data set's name or the path of one. The table has a line for each client, or the first ones and how all
     are spread. The picture has a bubble for each client and class; of more than 50 clients, each column is the mean of

@@ -158,7 +158,7 @@ def test_what_fails_on_the_way_leaves_nothing(monkeypatch):
 def test_help_teaches_with_examples():
     shown = good("split", "--help")
     assert "idiolect split digits --split dirichlet:0.1 --clients 20 --seed 1 --out skewed.parquet" in shown
-    assert "idiolect compare --split skewed.parquet" in shown
+    assert "idiolect split digits --split skewed.parquet " in shown
     assert "--test-from" in shown
     assert "--rounds" not in shown
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from idiolect import __version__
 from idiolect.data.dataset import Dataset, digest
 from idiolect.data.federated import Federation, split_hash
 from idiolect.data.ragged import Ragged, count_different
@@ -114,6 +113,8 @@ def check_name(path: Path) -> None:
 
 def _table(federation: Federation, parts: list[Ragged]) -> pa.Table:
     import pyarrow as pa
+
+    from idiolect import __version__
 
     data = federation.dataset
     facts = {
