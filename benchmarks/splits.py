@@ -107,8 +107,8 @@ def main() -> None:
     for split in [options.only] if options.only else SPLITS:
         found.append(one := measure(split, options))
         print(
-            f"{split:<24} {one['split_s']:5.1f} s ({one['split_cpu_s']:.1f} of processor), {one['split_peak_gb']:.2f} GB; "
-            f"saved in {one['save_s']:.1f} s, {one['file_mb']:.0f} MB; opened in {one['open_s']:.2f} s "
+            f"{split:<24} {one['split_s']:5.1f} s ({one['split_cpu_s']:.1f} of processor), "
+            f"{one['split_peak_gb']:.2f} GB; saved in {one['save_s']:.1f} s, {one['file_mb']:.0f} MB; opened in {one['open_s']:.2f} s "
             f"({one['open_cpu_s']:.2f} of processor)", flush=True,
         )  # fmt: skip
     if options.json:
