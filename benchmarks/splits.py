@@ -89,6 +89,13 @@ def measure(split: str, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def said(one: dict[str, Any]) -> str:
+    return (
+        f"{one['split_s']:5.1f} s ({one['split_cpu_s']:.1f} of processor), {one['split_peak_gb']:.2f} GB; saved in "
+        f"{one['save_s']:.1f} s, {one['file_mb']:.0f} MB; opened in {one['open_s']:.2f} s ({one['open_cpu_s']:.2f})"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
@@ -106,11 +113,7 @@ def main() -> None:
     print(f"{options.rows:,} rows over {options.clients:,} clients", flush=True)
     for split in [options.only] if options.only else SPLITS:
         found.append(one := measure(split, options))
-        print(
-            f"{split:<24} {one['split_s']:5.1f} s ({one['split_cpu_s']:.1f} of processor), "
-            f"{one['split_peak_gb']:.2f} GB; saved in {one['save_s']:.1f} s, {one['file_mb']:.0f} MB; opened in {one['open_s']:.2f} s "
-            f"({one['open_cpu_s']:.2f} of processor)", flush=True,
-        )  # fmt: skip
+        print(f"{split:<24} {said(one)}", flush=True)
     if options.json:
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()}
         versions = {"python": platform.python_version(), "numpy": np.__version__, "pyarrow": pyarrow.__version__}
