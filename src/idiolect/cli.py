@@ -7,6 +7,7 @@ import json
 import sys
 import tomllib
 import typing
+import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -29,10 +30,11 @@ MISUSED, INTERRUPTED = 2, 130
 
 
 class Idiolect(click.Group):
-    """A mistake ends in one sentence and exit code 2, an interruption in one word and 130."""
+    """A mistake ends in one sentence and exit code 2, an interruption in one word and 130; a warning is a sentence."""
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> NoReturn:
         args = sys.argv[1:] if args is None else list(args)
+        warnings.showwarning = lambda message, *_: click.echo(message, err=True)
         try:
             done = super().main(args, *more, **{**kwargs, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:

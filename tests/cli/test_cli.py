@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import dataclasses
+import io
 import json
 import os
 import pty
@@ -17,9 +18,11 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import idiolect
 from idiolect import catalogue
@@ -332,6 +335,23 @@ def test_a_run_in_a_process_is_quiet_and_leaves_its_directory(here):
     assert {p.name for p in path.glob("models/*")} >= {"index.json", "client-00000.safetensors"}
     last = summary(path)["accuracy"]["received"]["plain"]["last"]
     assert re.search(rf"^received, plain +{100 * last:.1f} ", found.stdout, re.MULTILINE)
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(here):
+    picture = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(picture, "PNG")
+    cells = pa.array([{"bytes": picture.getvalue()}] * 12, pa.struct([("bytes", pa.binary())]))
+    Path("images").mkdir()
+    pq.write_table(pa.table({"image": cells, "label": [0, 1] * 6}), "images/train-0.parquet")
+    Path("cache").write_text("a file")
+    words = ["run", "fedper", *SERIAL[2:], "--data", "images", "--data-options", "std=[1]"]
+    asked = command(*words)
+    found = subprocess.run(
+        asked["args"], env=asked["env"] | {"IDIOLECT_CACHE": "cache"}, capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr.count("\n")) == (0, 1), found.stderr
+    assert found.stderr.startswith("Decoded images cannot be kept in 'cache'")
+    assert good(*words, "--out", "again").splitlines()[-1] == "again"
 
 
 def test_models_need_not_be_saved(here):
