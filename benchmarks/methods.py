@@ -43,7 +43,7 @@ BEFORE = 2  # rounds before the first that is looked at: first visits cost more 
 
 
 class Work(TorchDispatchMode):
-    """Counts the arithmetic that is done below it, by PyTorch's own formulas."""
+    """Counts the arithmetic that is done inside, by PyTorch's own formulas."""
 
     done = 0
 
