@@ -58,7 +58,7 @@ MUTANTS = [
     ("(after - before) * after", "(after - before) * before", CAC),
     ("int(self.tau * s.numel())", "round(self.tau * s.numel())", CAC),
     ("int(self.tau * s.numel())", "max(1, int(self.tau * s.numel()))", without_tau_it_is_fedavg),
-    ("topk(count)", "topk(count, largest=False)", CAC),
+    ("kthvalue(s.numel() - count + 1)", "kthvalue(count)", CAC),
     (" & (s > 0)", "", what_did_not_move_is_not_critical),
     ('self.critical(down["model"][k], v)', "self.critical(0 * v, v)", CAC),
     ("(t + 1) / self.beta", "t / self.beta", LATE),

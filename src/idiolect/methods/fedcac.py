@@ -50,7 +50,7 @@ class FedCAC(Method):
         count = int(self.tau * s.numel())
         if count == 0:
             return torch.zeros_like(s, dtype=torch.bool)
-        return (s >= s.flatten().topk(count).values[-1]) & (s > 0)
+        return (s >= s.flatten().kthvalue(s.numel() - count + 1).values) & (s > 0)
 
     def local(self, me, down, mine):
         w = me.train(down["model"])

@@ -21,12 +21,12 @@ class Scaffold(Method):
         zero = net.trainable.zeros()  # normalisation buffers have no gradient to correct
         return State(server={"model": net.weights, "c": zero}, client={"c": zero})
 
-    def steer(self, g, w, c, ci):
-        return g - ci + c  # eq. 4
+    def steer(self, g, w, drift):
+        return g + drift  # eq. 4
 
     def local(self, me, down, mine):
         x, c, ci = down["model"], down["c"], mine["c"]
-        y = me.train(x, correct=self.steer, given=(c, ci))
+        y = me.train(x, correct=self.steer, given=(c - ci,))
         new = ci - c + (x.pick(c) - y.pick(c)) / (me.steps() * me.lr)  # line 12, option II
         return Up(mean={"model": y}, sum={"dc": new - ci}, weight=1), {"c": new}
 
