@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import alternate, options, report
 
 from idiolect import Run
 from idiolect.data import Federation, load
@@ -39,6 +38,7 @@ from idiolect.engine.workers import Workers
 from idiolect.experiment import cores
 from idiolect.method import Rows
 from idiolect.running import PAGE
+from measure import alternate, options, report
 
 COHORT, FEATURES, CLASSES, TRAINING, TESTING = 100, 32, 10, 8, 2
 EACH = TRAINING + TESTING

@@ -68,6 +68,7 @@ class Course:
     n: int  # its own training samples
     seen: float = 0.0  # samples trained on
     buffers: Tree | None = None  # of the received network, followed through training (policy `local`)
+    dated: bool = False  # something was asked of it whose answer depends on the round
 
 
 Trainer = Callable[[Task, Phase], Tree]
@@ -95,7 +96,7 @@ class Client:
     ) -> None:
         self.task, self._samples, self._y = task, x, y
         self._settings, self._trainer = settings, trainer
-        self.id, self.round, self.visits, self.lr = id, round, visits, lr
+        self.id, self.visits, self._round, self._lr = id, visits, round, lr
         self.n = len(y)
         self.pace = 1.0
         self.course = Course(self.n)
@@ -106,6 +107,16 @@ class Client:
     def _x(self) -> Tensor:
         """The samples: fetched when they are first needed, which for a prediction they are not."""
         return self._samples if isinstance(self._samples, Tensor) else self._samples()
+
+    @property
+    def round(self) -> int:
+        self.course.dated = True
+        return self._round
+
+    @property
+    def lr(self) -> float:
+        self.course.dated = True
+        return self._lr
 
     # training
 
@@ -238,6 +249,7 @@ class Client:
     @property
     def buffers(self) -> Tree | None:
         """The running statistics that this client keeps of what it receives, where the run lets it keep its own."""
+        self.course.dated = True
         return self.course.buffers
 
     @property

@@ -170,7 +170,7 @@ def finished(place: Path, experiment: Run) -> bool:
     """Whether this very run is finished there; another one that is finished there is refused."""
     if not (place / SUMMARY).exists():
         return False
-    if (place / "run.toml").read_text() != experiment.to_toml():
+    if not experiment.made((place / "run.toml").read_text()):
         raise UsageError(_KEPT.format(place, "run with other settings"))
     if json.loads((place / SUMMARY).read_text())["split_hash"] != experiment.federation.split_hash:
         raise UsageError(_KEPT.format(place, "run on other data"))

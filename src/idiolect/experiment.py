@@ -37,6 +37,7 @@ from idiolect.sampling import Sampler, sampler
 from idiolect.task import NORMS
 
 BACKENDS = ("workers", "serial", "stacked")
+STEPS = ("loop", "compiled", "stacked", "auto")
 BUFFERS = ("average", "local", "drop")
 KINDS: tuple[tuple[str, Any, str], ...] = (
     ("method", Method, "a method or its name"),
@@ -84,6 +85,9 @@ class Run(Fields):
                 f"evaluate_clients must be at most the {self.num_clients} clients; found {self.evaluate_clients}."
             )
         _among("backend", self.backend, BACKENDS)
+        _among("steps", self.steps, STEPS)
+        if self.backend == "stacked" and self.steps != "loop":
+            raise UsageError(f"backend=stacked stacks all clients' steps in one process; found steps={self.steps} too.")
         _among("buffers", self.buffers, BUFFERS)
         _among("dtype", self.dtype, tuple(DTYPES))
         _device(self.device)
@@ -298,11 +302,12 @@ class Run(Fields):
 
     # run files
 
-    def to_toml(self) -> str:
-        """The run as TOML; it runs again as it is. Data or networks given as objects are named, not stored."""
+    def to_toml(self, **settled: Any) -> str:
+        """The run as TOML; it runs again as it is. Data or networks given as objects are named, not stored. `settled`:
+        fields that a run chose for itself."""
         table: dict[str, Any] = {"method": {"name": self.method.name, **catalogue.settings(self.method)}}  # type: ignore
         for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
+            value = settled.get(f.name, getattr(self, f.name))
             if f.name == "method" or value == DIVISION.get(f.name, f.default) or value is None:
                 continue
             if isinstance(value, Dataset):
@@ -322,6 +327,10 @@ class Run(Fields):
             table[f.name] = value
         method = {k: "none" if v is None else v for k, v in table.pop("method").items()}  # TOML has no null
         return tomli_w.dumps({**table, "method": _nested(method)})
+
+    def made(self, text: str) -> bool:
+        """Whether a run file is of this run, which may have chosen how it takes steps."""
+        return text in [self.to_toml(steps=s) for s in (STEPS if self.steps == "auto" else (self.steps,))]
 
     @staticmethod
     def from_toml(text: str, **given: Any) -> Run:

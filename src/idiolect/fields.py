@@ -85,6 +85,7 @@ class Fields:
     checkpoint_every: int = _field(10, "rounds between two checkpoints; 0: none")
     secure: bool = _field(False, "refuse what needs individual replies at the server (secure aggregation)")
     backend: str = _field("workers", "where clients run: workers, serial, stacked")
+    steps: str = _field("loop", "how steps are taken: loop (to the bit), compiled, stacked, auto (the fastest here)")
     workers: int | None = _field(None, "worker processes; default: one per core")
     dtype: str = _field("float32", "float32 or float64")
     autocast: str | None = _field(None, "bfloat16: networks compute in it, where the processor has it; default: none")

@@ -25,11 +25,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from idiolect.engine import work
 from idiolect.engine.checkpoint import Checkpoints, environment
 from idiolect.engine.loop import Backend, loop, turns
 from idiolect.engine.progress import Progress, Report
-from idiolect.engine.serial import Serial
 from idiolect.engine.stacked import Stacked
+from idiolect.engine.stepping import fastest, here, take
 from idiolect.engine.store import Store
 from idiolect.engine.work import Context, Score
 from idiolect.errors import UsageError
@@ -159,9 +160,11 @@ def run(
                 raise KeyboardInterrupt
 
     with one_thread(), withdrawn(path), Stop(checkpoints is not None) as stop, ExitStack() as until_done:
+        steps, measured = fastest(context) if experiment.steps == "auto" else (experiment.steps, {})
+        take(context, steps)
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
-            write(path / "run.toml", experiment.to_toml())
+            write(path / "run.toml", experiment.to_toml(steps=steps))
         store = until_done.enter_context(states(experiment, context, path))
         progress = Progress(state.server, Rows(state.rows), store)
         if checkpoints is not None and resume:
@@ -183,6 +186,8 @@ def run(
             pool.close()
         summary = summarise(experiment, context, record, earlier + time.perf_counter() - started)
         summary["made_with"] = history
+        if measured:
+            summary["steps_measured"] = measured
         if path is not None:
             write_record(path, record)
             write(path / SUMMARY, json.dumps(summary, indent=2) + "\n")
@@ -340,12 +345,12 @@ def withdraw(path: Path) -> None:
 
 def backend(experiment: Run, context: Context, store: Store) -> Backend:
     if experiment.backend == "serial":
-        return Serial(context)
+        return here(context)
     if experiment.backend == "stacked":
         return Stacked(context)
     from idiolect.engine.workers import Workers
 
-    return Workers(context, store, experiment.workers or cores())
+    return Workers(context, store, experiment.workers or cores(), work.STACK if context.steps == "stacked" else None)
 
 
 @contextmanager
@@ -373,6 +378,7 @@ def summarise(experiment: Run, context: Context, record: Record, total: float) -
         "rounds": experiment.rounds,
         "clients": experiment.num_clients,
         "seed": experiment.seed,
+        "steps": context.steps,
         "accuracy": {
             moment: {
                 average: _over_rounds([r[f"{moment}_{average}"] for r in rounds], max)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from idiolect.engine.evaluating import Standing, changed
 from idiolect.engine.faults import NONE, Faults
 from idiolect.engine.progress import Progress, Report
 from idiolect.engine.reduce import Reduction, copied, summed
-from idiolect.engine.wire import nbytes
+from idiolect.engine.wire import nbytes, sizes
 from idiolect.engine.work import Context, Job, Reply, checked
-from idiolect.method import Facts, Rows, Slots, Written
+from idiolect.method import Facts, Rows, Written
 
 # what clients do, and what the server then makes of it; the first is for methods that ask
 EXCHANGES = (("ask", "answered"), ("local", "server"))
@@ -70,21 +71,11 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
         known = facts(run, context, r, heard.weights)
         progress.server, progress.rows = getattr(method, then)(*told[-1], heard.result(), known)
         checked(f"{method.name}.{then}", "server", progress.server, context.state.server, f"round {r}")
-    done.bytes_down = sum(_sizes([method.down(server, rows[i]) for server, rows in told] for i in ids))
+    done.bytes_down = sum(sizes([method.down(server, rows[i]) for server, rows in told] for i in ids))
     progress.round = r + 1
     done.notes = dict(method.notes(progress.server))
     done.seconds_train = time.perf_counter() - started
     return done
-
-
-def _sizes(downs: Iterable[list[Slots]]) -> Iterator[int]:
-    """Bytes of what each client was sent; what many were sent is counted up once."""
-    known: dict[tuple[int, ...], tuple[list[Slots], int]] = {}  # an identity holds while the object lives
-    for down in downs:
-        key = tuple(map(id, down))
-        if key not in known:
-            known[key] = down, nbytes(down)
-        yield known[key][1]
 
 
 def exchange(run: Any, context: Context, backend: Backend, progress: Progress, done: Report, kind: str) -> Reduction:
@@ -122,13 +113,22 @@ def facts(run: Any, context: Context, r: int, weights: Mapping[int, float]) -> F
 
 def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, done: Report) -> Report:
     """Score clients with the model that they would have after download: every one, unless the run says how many; and
-    apart, those that never train."""
+    apart, those that never train. Scores of which nothing changed stand."""
     started = time.perf_counter()
-    for reply in backend.do(turns(context, progress, "received", run.evaluated)):
-        scores = done.received if reply.client < run.num_clients else done.held_out
-        scores[reply.client] = reply.scores
+    asked: dict[int, Job] = {}
+    everyone = turns(context, progress, "received", run.evaluated)
+    for reply in backend.do(changed(everyone, progress.standing, context.together, asked)):
+        progress.standing[reply.client] = Standing.of(asked.pop(reply.client), reply)
+    for i in order(context, run.evaluated):
+        scores = done.received if i < run.num_clients else done.held_out
+        scores[i] = progress.standing[i].scores
     done.seconds_evaluate = time.perf_counter() - started
     return done
+
+
+def order(context: Context, ids: Iterable[int]) -> list[int]:
+    """The order in which replies are combined: the longest clients first, then by id."""
+    return sorted(ids, key=lambda i: (-context.shards.size("train", i), i))
 
 
 def turns(
@@ -139,9 +139,9 @@ def turns(
     score: bool = False,
     faults: Faults = NONE,
 ) -> Iterator[Job]:
-    """Jobs in the order in which replies are combined: the longest clients first, then by id."""
+    """Jobs in the order in which replies are combined."""
     server = context.method.published(progress.server) if kind in ("received", "personal") else progress.server
-    ids = sorted(ids, key=lambda i: (-context.shards.size("train", i), i))
+    ids = order(context, ids)
     for block in (ids[k : k + BLOCK] for k in range(0, len(ids), BLOCK)):
         downs = context.method.downs(server, [progress.rows[i] for i in block])
         for i, down in zip(block, downs, strict=True):

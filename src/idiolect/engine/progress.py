@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from idiolect.engine.evaluating import Standing
 from idiolect.engine.store import Store
 from idiolect.engine.work import Score
 from idiolect.method import Rows, Slots
@@ -18,6 +19,7 @@ class Progress:
     rows: Rows
     store: Store
     round: int = 0
+    standing: dict[int, Standing] = field(default_factory=dict)  # clients' last evaluations
 
 
 @dataclass

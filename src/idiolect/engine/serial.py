@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import groupby
 
 from idiolect.engine.work import Context, Job, Reply
 
@@ -12,8 +14,9 @@ class Serial:
         self.context = context
 
     def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for job in jobs:
-            yield self.context.do(job)
+        for (kind, _), parcel in groupby(jobs, key=lambda job: (job.kind, job.parcel)):
+            carry_out = self.context.received if kind == "received" else partial(map, self.context.do)
+            yield from carry_out(parcel)
 
     def close(self) -> None:
         pass

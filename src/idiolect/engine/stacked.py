@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from queue import SimpleQueue
 from typing import Any
 
@@ -33,19 +33,19 @@ TOGETHER = 64
 class Stacked:
     def __init__(self, context: Context, together: int = TOGETHER) -> None:
         _ = context.state  # `init` may add networks
-        _refuse(context.net)
+        refuse(context.net)
         self.context, self.together = context, together
 
     def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
-        source = iter(jobs)
-        while group := list(islice(source, self.together)):
-            yield from _Group(self.context, group).run()
+        for _, parcel in groupby(jobs, key=lambda job: job.parcel if self.context.steps == "stacked" else 0):
+            while group := list(islice(parcel, self.together)):
+                yield from _Group(self.context, group).run()
 
     def close(self) -> None:
         pass
 
 
-def _refuse(net: Net) -> None:
+def refuse(net: Net) -> None:
     if (found := unfit(net)) is None:
         return
     name, m = found

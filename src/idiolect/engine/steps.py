@@ -79,7 +79,7 @@ def batches(task: Task, phase: Phase) -> Iterator[tuple[Batch, ...]]:
         x, y, beside = (_cut(rows(column, chosen), lengths) for column in (phase.x, phase.y, phase.beside))
         if phase.augment is not None:
             x = [altered(task, phase, *one) for one in zip(x, flat, keys, strict=False)]
-        found = iter([Batch(*one) for one in zip(x, y, repeat(None), beside)])
+        found = map(Batch, x, y, repeat(None), beside)
         for group in block:
             yield tuple(islice(found, len(group)))
 

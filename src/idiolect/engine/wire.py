@@ -7,7 +7,7 @@ private state).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -69,6 +69,16 @@ def nbytes(value: Any) -> int:
     """Bytes of a nested value's tensors; one that stands in several places is sent once."""
     distinct = {(t.data_ptr(), t.dtype, t.shape): t.nbytes for t in tensors(value)}
     return sum(distinct.values())
+
+
+def sizes(values: Iterable[list[Any]]) -> Iterator[int]:
+    """Bytes of one list of values after another; the same objects again are counted up once."""
+    known: dict[tuple[int, ...], tuple[list[Any], int]] = {}  # an identity holds while the object lives
+    for value in values:
+        key = tuple(map(id, value))
+        if key not in known:
+            known[key] = value, nbytes(value)
+        yield known[key][1]
 
 
 def shared_bytes(size: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,12 +25,14 @@ from idiolect.engine.wire import Layout, pack, unpack
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Method, Slots, State, Up
 from idiolect.optim import Schedule
-from idiolect.task import Net, Task
+from idiolect.task import NORMS, Net, Task
 from idiolect.tree import Tree
 
 SPLITS = ("train", "validation", "test")
 KEPT = "own buffers"  # the engine's private slot
 CHUNK = 512  # samples at a time in evaluation
+STACK = 16  # clients of one stack: fixed, as numbers may depend on it and must not on how many workers there are
+PARCELS = 16  # into so many at least all clients' evaluations are divided, where there are so many
 RESIDENT = 1 << 30  # bytes up to which all clients' samples are laid out in memory, once
 
 
@@ -141,6 +143,7 @@ class Job:
     mine: Slots
     score: bool = False  # a training job: evaluate the trained model as well
     pace: float = 1.0  # the part of its steps that the client does
+    parcel: int = 0  # an evaluation: which clients' samples may share a batch with this one's
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,26 @@ class Reply:
     passes: float = 0.0
     seconds: float = 0.0  # of training
     weights: Tree | None = None
+    uses: frozenset[str] | None = None  # the received slots that an evaluation rests on; None: on the round as well
+
+
+class Slotted(Mapping[str, Any]):
+    """What a client received, which remembers the slots that it was asked for."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots, self.asked = slots, set[str]()
+
+    def __getitem__(self, slot: str) -> Any:
+        self.asked.add(slot)
+        return self._slots[slot]
+
+    def __iter__(self) -> Iterator[str]:
+        self.asked.update(self._slots)
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        self.asked.update(self._slots)
+        return len(self._slots)
 
 
 @dataclass
@@ -178,6 +201,7 @@ class Context:
     liars: frozenset[int] = frozenset()  # clients that train on labels counted from the other end
     trainer: Trainer = field(default=train)
     autocast: torch.dtype | None = None  # what networks compute in, where not in `dtype`
+    steps: str = "loop"  # how clients take their steps (engine/stepping.py)
 
     @cached_property
     def net(self) -> Net:
@@ -252,7 +276,7 @@ class Context:
         return replace(reply, up=up, mine=moved(reply.mine, "cpu"), weights=moved(reply.weights, "cpu"))
 
     def _do(self, job: Job) -> Reply:
-        try:
+        with self._blamed(job):
             if job.kind == "hello":
                 me = self.client(job)
                 return Reply(job.client, Up(rows=self.method.hello(me, job.down, job.mine)), None, passes=me.passes)
@@ -260,7 +284,15 @@ class Context:
                 job, kept = self.open(job)
                 me = self.client(job, kept)
                 return Reply(job.client, self.method.ask(me, job.down, job.mine), None, passes=me.passes)
-            return self.local(job) if job.kind == "local" else self.received(job)
+            if job.kind == "personal":
+                return Reply(job.client, None, None, weights=self.personal(job))
+            return self.local(job) if job.kind == "local" else next(self._received([job]))
+
+    @contextmanager
+    def _blamed(self, job: Job) -> Iterator[None]:
+        """What goes wrong in a method's code is told with where it was."""
+        try:
+            yield
         except (UsageError, ContractError, ClientError):
             raise
         except Exception as error:
@@ -278,7 +310,8 @@ class Context:
         scores: tuple[Score, ...] = ()
         if job.score:
             self._check(job, up, mine)  # else what is wrong would show as a failure to predict
-            scores = self.scores(job, self.method.personal(self.client(job), {**job.down, **up.rows, **up.mean}, mine))
+            w = self.method.personal(self.client(job), {**job.down, **up.rows, **up.mean}, mine)
+            scores = self.scores([job.client], w)[0]
         if kept is not None:
             mine = {**mine, KEPT: me.buffers}
         return Reply(job.client, up, mine, scores, passes, seconds)
@@ -300,36 +333,113 @@ class Context:
         received = next((v for v in down.values() if isinstance(v, Tree) and kept.keys() <= v.keys()), None)
         return replace(job, down=down, mine=mine), received.pick(kept) if received is not None else kept
 
-    def received(self, job: Job) -> Reply:
-        w = self.personal(job)
-        if job.kind == "personal":
-            return Reply(job.client, None, None, weights=w)
-        return Reply(job.client, None, None, self.scores(job, w))
+    # evaluation
+
+    @property
+    def together(self) -> int:
+        """Clients whose evaluation is one parcel: as many for any number of workers, as a batch's numbers may depend on
+        what is in it."""
+        if self.steps == "stacked":
+            return STACK
+        return min(max(self.shards.clients // PARCELS, 1), 32)
+
+    @cached_property
+    def joins(self) -> bool:
+        """Whether samples of several clients may share a batch: each one's prediction is its own, as far as known."""
+        own_batch = any(isinstance(m, NORMS) and m.running_mean is None for m in self.module.modules())
+        return self.network is not None and not own_batch and self.device == "cpu"
+
+    def received(self, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """The evaluations of one parcel, as received."""
+        if not self.joins:
+            yield from map(self.do, jobs)
+            return
+        yield from self._received(jobs)
+
+    def _received(self, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """Clients in a row with the very same weights are scored in one pass."""
+        same: list[tuple[Job, Tree, frozenset[str] | None]] = []
+        for job in jobs:
+            with self._blamed(job):
+                w, uses = self._personal(job)
+            if same and not _identical(w, same[0][1]):
+                yield from self._scored(same)
+                same = []
+            same.append((job, w, uses))
+        yield from self._scored(same)
+
+    def _scored(self, same: list[tuple[Job, Tree, frozenset[str] | None]]) -> Iterator[Reply]:
+        with self._blamed(same[0][0]):
+            scores = self.scores([job.client for job, _, _ in same], same[0][1])
+        for (job, _, uses), found in zip(same, scores, strict=True):
+            yield Reply(job.client, None, None, found, uses=uses)
 
     def personal(self, job: Job) -> Tree:
         """The weights that the client would predict with, after download and before local training."""
+        return self._personal(job)[0]
+
+    def _personal(self, job: Job) -> tuple[Tree, frozenset[str] | None]:
+        """And the received slots that they rest on, besides the client's own state and data; None: on more."""
         job, kept = self.open(job)
-        return self.method.personal(self.client(job, kept), job.down, job.mine)
+        me, down = self.client(job, kept), Slotted(job.down)
+        w = self.method.personal(me, down, job.mine)
+        return w, None if me.course.dated else frozenset(down.asked)
 
-    def scores(self, job: Job, w: Tree) -> tuple[Score, ...]:
+    def scores(self, clients: list[int], w: Tree) -> list[tuple[Score, ...]]:
+        """The scores of clients that predict with these weights."""
         live = self.task.lay(w, ())
-        found = []
+        found: list[list[Score]] = [[] for _ in clients]
         for split in ("validation", "test"):
-            x, y = self.resident.part(split, job.client)
-            if len(y):
-                found.append(self.score(split, live, x, y))
-        return tuple(found)
+            parts = [self.resident.part(split, i) for i in clients]
+            for k, score in enumerate(self._split_scores(split, live, parts)):
+                if score.total:
+                    found[k].append(score)
+        return [tuple(f) for f in found]
 
-    def score(self, split: str, w: Tree, x: Tensor, y: Tensor) -> Score:
-        correct, loss = 0, 0.0
+    def _split_scores(self, split: str, w: Tree, parts: list[tuple[Tensor, Tensor]]) -> list[Score]:
+        correct, loss = [0] * len(parts), [0.0] * len(parts)
         with torch.no_grad():
-            for start in range(0, len(y), CHUNK):
-                part = slice(start, start + CHUNK)
-                logits = self.method.logits(self.task, w, x[part])
-                loss += float(self.task.losses(logits, y[part]).double().sum())
-                if self.loss != "squared":
-                    correct += int((logits.argmax(1) == y[part]).sum())
-        return Score(split, correct, len(y), loss)
+            for pieces in _chunks([len(y) for _, y in parts], CHUNK):
+                x, y = (_joined([parts[k][c][a:b] for k, a, b in pieces]) for c in (0, 1))
+                logits = self.method.logits(self.task, w, x)
+                losses = self.task.losses(logits, y).double()
+                right = logits.argmax(1) == y if self.loss != "squared" else None
+                at = 0
+                for k, a, b in pieces:
+                    here = slice(at, at := at + b - a)
+                    loss[k] += float(losses[here].sum())
+                    if right is not None:
+                        correct[k] += int(right[here].sum())
+        return [Score(split, c, len(y), v) for c, v, (_, y) in zip(correct, loss, parts, strict=True)]
+
+
+def _identical(a: Tree, b: Tree) -> bool:
+    """The same tensors in memory, under the same names."""
+    return a.keys() == b.keys() and all(v is b[k] or _place(v) == _place(b[k]) for k, v in a.items())
+
+
+def _place(t: Tensor) -> tuple[Any, ...]:
+    return t.data_ptr(), t.dtype, t.shape, t.stride()
+
+
+def _chunks(sizes: list[int], limit: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Rows (whose, from, to) in chunks of at most `limit`. Each part is cut as it would be alone."""
+    chunk: list[tuple[int, int, int]] = []
+    have = 0
+    for k, size in enumerate(sizes):
+        for a in range(0, size, limit):
+            b = min(a + limit, size)
+            if chunk and have + b - a > limit:
+                yield chunk
+                chunk, have = [], 0
+            chunk.append((k, a, b))
+            have += b - a
+    if chunk:
+        yield chunk
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def moved(value: Any, device: str) -> Any:

@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from idiolect.engine import forking
+from idiolect.engine.stepping import here
 from idiolect.engine.store import Store
 from idiolect.engine.wire import Arena, nbytes, pack, tensors, unpack, view
 from idiolect.engine.work import Context, Job, Reply, Shards
@@ -58,10 +59,8 @@ class Workers:
     def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
         jobs = list(jobs)
         self._announce(jobs)
-        size = self.parcel or max(1, min(8, len(jobs) // (4 * len(self._workers))))
         ahead = 1
-        source = iter(jobs)
-        waiting = deque(iter(lambda: list(islice(source, size)), []))
+        waiting = deque(self._parcels(jobs))
         number, turn = 0, 0  # parcels sent, the next to hand on
         ready: dict[int, tuple[_Worker, int, list[Reply]]] = {}
         try:
@@ -84,6 +83,12 @@ class Workers:
         except BaseException:
             self.close()  # answers may be under way that nobody will collect
             raise
+
+    def _parcels(self, jobs: list[Job]) -> list[list[Job]]:
+        if jobs and jobs[0].kind == "received":
+            return [list(parcel) for _, parcel in groupby(jobs, key=lambda job: job.parcel)]
+        size = self.parcel or max(1, min(8, len(jobs) // (4 * len(self._workers))))
+        return [jobs[k : k + size] for k in range(0, len(jobs), size)]
 
     def _announce(self, jobs: list[Job]) -> None:
         """Tensors that several clients receive are written to shared memory once."""
@@ -284,27 +289,28 @@ def serve(link: Connection, told: bytes, shards: Shards, records: Any) -> None:
             os._exit(0)
 
 
-def _answer(context: Context, store: Store, jobs: list[Any], broadcast: Any, inbox: Any, arena: Arena) -> list[Any]:
-    replies = []
+def _answer(context: Context, store: Store, orders: list[Any], broadcast: Any, inbox: Any, arena: Arena) -> list[Any]:
+    jobs = []
     downs: dict[int, Any] = {}  # what was packed once arrives as one object
-    for kind, client, round, visits, score, pace, packed in jobs:
+    for kind, client, round, visits, score, pace, packed in orders:
         if (down := downs.get(id(packed))) is None:
             down = downs[id(packed)] = unpack(packed, lambda a: view(broadcast if a[0] else inbox, a[1]))
         mine = store.record_of(client) if visits else store.template(client)
-        replies.append(context.do(Job(kind, client, round, visits, down, mine, score, pace)))
+        jobs.append(Job(kind, client, round, visits, down, mine, score, pace))
+    replies = list(here(context).do(jobs))
     values = [[r.up and [r.up.mean, r.up.sum, r.up.rows], r.mine, r.weights] for r in replies]
     packed = arena.fill(values)
     return [
-        (r.client, r.scores, r.passes, r.seconds, r.up and r.up.weight, p)
+        (r.client, r.scores, r.passes, r.seconds, r.uses, r.up and r.up.weight, p)
         for r, p in zip(replies, packed[1], strict=True)
     ]
 
 
 def _opened(outcome: Any, memory: Any) -> Reply:
-    client, scores, passes, seconds, weight, packed = outcome
+    client, scores, passes, seconds, uses, weight, packed = outcome
     parts, mine, weights = unpack(packed, lambda a: view(memory, a))
     up = Up(mean=parts[0], sum=parts[1], rows=parts[2], weight=weight) if parts else None
-    return Reply(client, up, mine, scores, passes, seconds, weights)
+    return Reply(client, up, mine, scores, passes, seconds, weights, uses)
 
 
 def _raised(outcome: tuple[str, str, str]) -> Exception:

@@ -127,4 +127,7 @@ def run(summary: Mapping[str, Any]) -> str:
     down, up = (summary["bytes"][way] / 1e6 for way in ("down", "up"))
     passes, seconds = summary["gradient_passes"], summary["seconds"]["total"]
     lines.append(f"{down:.1f} MB down, {up:.1f} MB up, {passes:.1f} gradient passes a round, {seconds:.1f} s")
+    if measured := summary.get("steps_measured"):
+        found = ", ".join(f"{way} {1000 * t:.2f}" for way, t in measured.items())
+        lines.append(f"steps: {summary['steps']} (measured, ms for ten steps: {found})")
     return "\n".join(lines)
