@@ -36,10 +36,11 @@ class FedALA(Method):
             return mix
         epochs = 1 if mine["mixed"] else self.first_epochs
         old = mine["model"].pick(mix)
+        body = new if mix.keys() <= me.task.net.head.keys() else None  # which stands still, and is run once
         # d loss / d mix is the paper's rule (eq. 5) by the chain rule
         return me.train(
-            mix, loss=self.mixture, given=(new, old), lr=self.mix_lr, optimizer=SGD(), project=unit_interval,
-            epochs=epochs, order=9, share=self.share,
+            mix, loss=self.mixture, given=(new, old), features=body, lr=self.mix_lr, optimizer=SGD(),
+            project=unit_interval, epochs=epochs, order=9, share=self.share,
         )  # fmt: skip
 
     def local(self, me, down, mine):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from idiolect.method import UsageError, Wrapper
+from idiolect.method import Method, UsageError, Wrapper
 
 
 @dataclass(frozen=True)
@@ -26,4 +26,5 @@ class FineTune(Wrapper):
     def personal(self, me, down, mine):
         w = self.inner.personal(me, down, mine)
         only = w.pick(me.task.net.head) if self.part == "head" else None
-        return me.train(w, only=only, loss=self.loss, epochs=self.epochs, order=8)
+        plain = type(self.inner).logits is Method.logits  # the run's own loss, of which a frozen body is run once
+        return me.train(w, only=only, loss=None if plain else self.loss, epochs=self.epochs, order=8)
