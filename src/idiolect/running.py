@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
@@ -140,6 +140,7 @@ def run(
     checkpoint; the second time at once."""
     path = Path(out) if out is not None else None
     if path is not None:
+        experiment = settled(experiment, path)
         ready_to_go_on(path, experiment) if resume else refuse(path)
     started = time.perf_counter()
     context = experiment.context()
@@ -245,6 +246,16 @@ def refuse(path: Path) -> None:
         )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} exists and is not an empty directory; choose another, or remove it.")
+
+
+def settled(experiment: Run, path: Path) -> Run:
+    """The experiment with the way of taking steps that was chosen when it was begun there."""
+    if experiment.steps != "auto" or not (path / "run.toml").exists():
+        return experiment
+    chosen = replace(experiment, steps=read(path / "run.toml").get("steps", "loop"))
+    kept = ("dataset", "federation")  # which were read and split already
+    vars(chosen).update({name: vars(experiment)[name] for name in kept if name in vars(experiment)})
+    return chosen
 
 
 def ready_to_go_on(path: Path, experiment: Run) -> None:
