@@ -37,8 +37,8 @@ class Fields:
     split: str | Split | SplitFile | Federation = _field(
         "dirichlet:0.1",
         "how rows are divided over the clients: dirichlet:0.1, balanced:0.1, resampled:0.1, pathological:2, shards:2, "
-        "blocks:2, extended:2, quantity:0.5, clusters:10, iid, given (by the data), flwr:PARTITIONER; or a "
-        "FILE.parquet of 'idiolect split'",
+        "blocks:2, extended:2, quantity:0.5, clusters:10, iid, given (by the data), flwr:PARTITIONER, flbench:FILE; or "
+        "a FILE.parquet of 'idiolect split'",
     )
     clients: int = _field(None, "number of clients; a split file has its own")
     rounds: int = _field(50, "number of rounds")

@@ -88,6 +88,8 @@ def test_a_folder_of_the_same_gives_the_same(cifar100, tmp_path):
 @pytest.mark.parametrize("name", sorted(online.KNOWN))
 def test_every_known_name_reads_its_columns(tmp_path, name):
     known = online.KNOWN[name]
+    if "text" in known.options:
+        pytest.skip("texts are below")
     labels = {label: ([0, 1, 1, 0], classes) for label, classes in known.labels.items()}
     group = known.options.get("group")
     one = part(pictures(4), known.options["image"], **labels, **({group: (list("abab"), None)} if group else {}))
@@ -98,6 +100,29 @@ def test_every_known_name_reads_its_columns(tmp_path, name):
     assert (data.group is not None) == (group is not None)
     assert data.shape == (1, *[known.options.get("size", 8)] * 2)
     assert data.network == known.options.get("network", "convnet3")
+
+
+def texts(root, repo="fancyzhx/ag_news"):
+    kind = datasets.ClassLabel(names=["World", "Sports", "Business", "Sci/Tech"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": kind})
+    for_ = lambda rows, labels: datasets.Dataset.from_dict({"text": rows, "label": labels}, features=features)
+    train, test = ["a match, a win", "shares fell", "a new chip", "talks on peace"], ["a loss", "shares rose"]
+    publish(root, repo, train=for_(train, [1, 2, 3, 0]), test=for_(test, [1, 2]))
+
+
+def test_texts_by_name(tmp_path):
+    texts(tmp_path)
+    data = load("ag_news", root=tmp_path, length=5)
+    folder = load(tmp_path / "fancyzhx" / "ag_news", length=5)
+    assert (data.name, data.classes, data.network) == ("ag_news", 4, "fasttext")
+    assert torch.equal(data.x, folder.x)
+    assert data.words == folder.words
+    assert data.official_test.tolist() == [False] * 4 + [True] * 2
+    assert len(load("hub:fancyzhx/ag_news", root=tmp_path)) == 6
+    with pytest.raises(UsageError, match="Unknown option of data set 'ag_news' 'mean'"):
+        load("ag_news", root=tmp_path, mean=[0])
+    with pytest.raises(UsageError, match="'ag_news': expected length as a whole number, found 'x'"):
+        load("ag_news", root=tmp_path, length="x")
 
 
 def test_femnists_writers_are_its_clients(tmp_path):

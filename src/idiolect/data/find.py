@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import islice
-from numbers import Real
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from idiolect.data import online, sources
+from idiolect.data import online, options_of, sources
 from idiolect.data.dataset import Dataset, from_arrays
 from idiolect.data.readers import form_of, reader_of, readers
 from idiolect.errors import UsageError, unknown
@@ -29,7 +26,6 @@ OTHERS = {  # what to do with a form that nobody reads
     **dict.fromkeys((".h5", ".hdf5", ".mat"), "save its arrays x and y as .npz by numpy.savez"),
     **dict.fromkeys((".arff", ".feather", ".arrow", ".jsonl"), "save the table as .csv or .parquet"),
 }
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", NoneType: "none"}
 
 
 def names() -> list[str]:
@@ -45,7 +41,7 @@ def load(name: str | os.PathLike[str], form: str | None = None, **options: Any) 
     """
     if isinstance(name, str) and name in names():
         read: Callable[..., Dataset] = import_module(f"{sources.__name__}.{name}").load
-        _check_options(name, read, options if form is None else {"form": form, **options})
+        options_of.check(name, options_of.kinds(read), options if form is None else {"form": form, **options})
         return read(**options)
     if isinstance(name, str) and online.named(name):
         return online.load(name, **options)
@@ -53,7 +49,7 @@ def load(name: str | os.PathLike[str], form: str | None = None, **options: Any) 
     reader = reader_of(path, form)
     if reader is None or (form is not None and not path.exists()):
         raise _nothing_there(name, path) if not path.exists() else _unread(path)
-    _check_options(str(name), reader.load, options, positional=1)
+    options_of.check(str(name), options_of.kinds(reader.load, positional=1), options)
     read = reader.load
     return read(path, **options)
 
@@ -67,42 +63,6 @@ def taken(data: Any) -> Any:
             raise UsageError(f"data: expected two arrays, (x, y), found {len(data)}; for more see data.from_arrays.")
         return from_arrays(*data)
     return data
-
-
-def _check_options(name: str, read: Callable[..., Dataset], options: Mapping[str, Any], positional: int = 0) -> None:
-    known = list(inspect.signature(read).parameters)[positional:]
-    for option in options:
-        if not known:
-            raise UsageError(f"Data set '{name}' has no options, found '{option}'; leave it out.")
-        if option not in known:
-            raise unknown(f"option of data set '{name}'", option, known)
-    kinds = get_type_hints(read)
-    for option, value in options.items():
-        if not _fits(value, kinds[option]):
-            expected = " or ".join(_word(kind) for kind in _kinds(kinds[option]) if kind is not NoneType)
-            raise UsageError(f"Data set '{name}': expected {option} as {expected}, found {value!r}.")
-
-
-def _kinds(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind that an option is annotated with; what is none of these, the loader checks."""
-    for one in _kinds(kind):
-        if get_origin(one) is Sequence:
-            if not isinstance(value, str | bytes | Mapping) and hasattr(value, "__len__"):
-                return all(_fits(part, get_args(one)[0]) for part in value)
-        elif one is float:
-            if isinstance(value, Real) and not isinstance(value, bool):
-                return True
-        elif one not in WORDS or (isinstance(value, one) and not (one is int and isinstance(value, bool))):
-            return True
-    return False
-
-
-def _word(kind: Any) -> str:
-    return "a list, as [1, 2]" if get_origin(kind) is Sequence else WORDS.get(kind, str(kind))
 
 
 def _nothing_there(name: str | os.PathLike[str], path: Path) -> UsageError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import sys
@@ -12,9 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from idiolect.data import options_of
 from idiolect.data.dataset import Dataset
-from idiolect.data.readers import hub
-from idiolect.errors import UsageError, unknown
+from idiolect.data.readers import hub, texts
+from idiolect.errors import UsageError
 
 PREFIX = "hub:"
 ROOT = "IDIOLECT_HUB"  # a folder with owner/name in it: no network is used
@@ -29,7 +29,7 @@ class Known:
 
     repo: str
     labels: Mapping[str, int]
-    options: Mapping[str, Any] = field(default_factory=dict)  # of `readers.hub.load`
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the reader's `load`
     config: str | None = None
 
 
@@ -48,6 +48,7 @@ KNOWN = {
         {"label": 1000},
         {"image": "image", "network": "resnet18", "size": 64, "test": "validation"},  # its test set has no labels
     ),
+    "ag_news": Known("fancyzhx/ag_news", {"label": 4}, {"text": "text"}),
 }
 
 
@@ -59,8 +60,9 @@ def named(name: str) -> bool:
 def load(
     name: str, repo: str | None = None, config: str | None = None, root: str | Path | None = None, **options: Any
 ) -> Dataset:
-    """A data set of the Hub: "cifar100", or "hub:owner/name" for any other, whose columns `image`, `label` and `group`
-    are named where they are not plain. All other options are those of a folder (`readers/hub.py`).
+    """A data set of the Hub: "cifar100", or "hub:owner/name" for any other, whose columns `image` or `text`,
+    `label` and `group` are named where they are not plain. All other options are those of a folder of images or of
+    texts (`readers/hub.py`, `readers/texts.py`).
 
     `repo` and `config` name another copy. `root`, or the variable IDIOLECT_HUB, is a folder in which the data sets lie
     as owner/name, downloaded before: then no network is used.
@@ -69,18 +71,18 @@ def load(
     repo = known.repo if repo is None else repo
     if not NAME.fullmatch(repo):
         raise UsageError(f"Expected the name of a data set on the Hub, as in hub:ylecun/mnist, found '{repo}'.")
-    _check_options(name, options)
+    options_of.check(name, OPTIONS, options)
     options = {"label": next(iter(known.labels), None), **known.options, **options}
     parts = fetch(repo, config or known.config, root or os.environ.get(ROOT))
+    reader = texts if hub.are_texts(Path(repo), parts, options.get("train", "train")) else hub
+    options_of.check(name, options_of.kinds(reader.load, positional=1), options)
     classes = known.labels.get(options["label"])
-    return hub.samples(Path(repo), parts, name=name.removeprefix(PREFIX), classes=classes, **options)
+    return reader.samples(Path(repo), parts, name=name.removeprefix(PREFIX), classes=classes, **options)
 
 
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    takes = [*inspect.signature(load).parameters, *inspect.signature(hub.load).parameters]
-    for option in options:
-        if option not in takes:
-            raise unknown(f"option of data set '{name}'", option, {*takes} - {"name", "folder", "options"})
+OPTIONS = {
+    name: kind for read in (hub.load, texts.load, load) for name, kind in options_of.kinds(read, positional=1).items()
+}
 
 
 def fetch(repo: str, config: str | None, root: str | Path | None) -> hub.Parts:

@@ -75,22 +75,20 @@ def samples(
     classes: int | None = None,
 ) -> Dataset:
     """What `load` says, of these files."""
-    schema = _schema(_chosen(where, parts, train)[0])
-    image, label = _image_column(where, schema, image), _label_column(where, schema, label)
-    test = held_out(where, parts, label, train) if test is None else test
-    files = _chosen(where, parts, train), _chosen(where, parts, test) if test else []
-    table = _read(where, [*files[0], *files[1]], [image, label, *([group] if group else [])])
+    kinds = schema(where, parts, train)
+    image, label = _image_column(where, kinds, image), label_column(where, kinds, label)
+    table, in_train, test = rows(where, parts, [image, label, *([group] if group else [])], label, train, test)
     return images.samples(
         where,
         images.decode(where, Encoded(table.column(image)), size),
-        _values(where, table, label),
+        values(where, table, label),
         name=called(name, train, test),
-        in_train=sum(_rows(file) for file in files[0]) if test else None,
-        classes=_class_count(schema, label) or classes,
+        in_train=in_train,
+        classes=class_count(kinds, label) or classes,
         mean=mean,
         std=std,
         network=network,
-        group=_values(where, table, group) if group else None,
+        group=values(where, table, group) if group else None,
     )
 
 
@@ -135,7 +133,22 @@ def parts(folder: Path, config: str | None = None) -> Parts:
     return found
 
 
-def held_out(where: Path, parts: Parts, label: str, train: str) -> str | None:
+def schema(where: Path, parts: Parts, train: str) -> pa.Schema:
+    """The columns of the training set."""
+    return _schema(_chosen(where, parts, train)[0])
+
+
+def rows(
+    where: Path, parts: Parts, columns: list[str], label: str, train: str, test: str | None
+) -> tuple[pa.Table, int | None, str | None]:
+    """The rows of the training set and, behind them, of the official test set; how many are the training set's, where
+    there is a test set; and which part that is."""
+    test = _held_out(where, parts, label, train) if test is None else test
+    trained, tested = _chosen(where, parts, train), _chosen(where, parts, test) if test else []
+    return _read(where, trained + tested, columns), sum(map(_rows, trained)) if test else None, test
+
+
+def _held_out(where: Path, parts: Parts, label: str, train: str) -> str | None:
     """The part that is the official test set: the first that has labels and is not trained on."""
     for part in HELD_OUT:
         if part in parts and part not in train.split("+"):
@@ -155,18 +168,22 @@ def called(name: str, train: str, test: str | None) -> str:
 
 
 def holds_texts(folder: Path) -> bool:
-    """Whether the files lie so and hold strings and no images."""
+    """Whether the files lie so and hold strings and no images: what `readers/texts.py` reads."""
+    try:
+        return are_texts(folder, parts(folder))
+    except UsageError:
+        return False  # nothing that can be read, as `load` will say
+
+
+def are_texts(where: Path, parts: Parts, train: str = "train") -> bool:
     import pyarrow as pa
 
-    try:
-        kinds = [field.type for field in _schema(parts(folder)["train"][0])]
-    except (UsageError, KeyError):
-        return False  # nothing that can be read, as `load` will say
-    plain = all(_is_text(kind) or pa.types.is_integer(kind) for kind in kinds)
-    return plain and any(_is_text(kind) for kind in kinds)
+    kinds = [field.type for field in schema(where, parts, train)]
+    plain = all(is_text(kind) or pa.types.is_integer(kind) for kind in kinds)
+    return plain and any(is_text(kind) for kind in kinds)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
@@ -182,10 +199,6 @@ def _homes(folder: Path) -> list[Path]:
 
 def _files_of(home: Path, part: str) -> list[Path]:
     return sorted(home.glob(f"{part}-*.parquet")) or sorted(home.glob(f"{part}/data-*.arrow"))
-
-
-def _files(folder: Path, part: str) -> Sequence[Path]:
-    return parts(folder).get(part, [])
 
 
 def _chosen(where: Path, parts: Parts, names: str) -> list[Path]:
@@ -240,14 +253,15 @@ def _read(folder: Path, files: Sequence[Path], columns: list[str]) -> pa.Table:
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UsageError(f"Expected train and test files of one layout in '{folder}', found: {error}.") from error
     except OSError as error:
-        raise UsageError(f"Expected whole files in '{folder}', found: {error}; download them again.") from error
+        kind = "Arrow" if files[0].suffix == ".arrow" else "Parquet"
+        raise UsageError(f"Expected whole {kind} files in '{folder}', found: {error}; download them again.") from error
 
 
-def _features(schema: pa.Schema) -> dict[str, Any]:
+def features(schema: pa.Schema) -> dict[str, Any]:
     """What the Hub's metadata says of each column; nothing where the files carry none."""
     text = (schema.metadata or {}).get(b"huggingface")
-    features: dict[str, Any] = json.loads(text)["info"]["features"] if text else {}
-    return features
+    found: dict[str, Any] = json.loads(text)["info"]["features"] if text else {}
+    return found
 
 
 def _image_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
@@ -265,15 +279,15 @@ def _image_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
             f"Expected a column of images, struct{{bytes, path}}, in '{folder}', found the columns "
             f"{', '.join(schema.names)}; only images are read from folders so far, no texts or tables."
         )
-    return asked or _the_one(folder, "image", found)
+    return asked or the_one(folder, "image", found)
 
 
-def _label_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
+def label_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
     import pyarrow as pa
 
     if asked is None:
-        marked = [name for name, about in _features(schema).items() if about.get("_type") == "ClassLabel"]
-        asked = "label" if "label" in schema.names else _the_one(folder, "label", marked)
+        marked = [name for name, about in features(schema).items() if about.get("_type") == "ClassLabel"]
+        asked = "label" if "label" in schema.names else the_one(folder, "label", marked)
     if asked not in schema.names:
         raise unknown(f"column of '{folder}'", asked, schema.names)
     if not pa.types.is_integer(schema.field(asked).type):
@@ -284,7 +298,7 @@ def _label_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
     return asked
 
 
-def _the_one(folder: Path, role: str, found: list[str]) -> str:
+def the_one(folder: Path, role: str, found: list[str]) -> str:
     if len(found) != 1:
         raise UsageError(
             f"Expected one {role} column in '{folder}', found {', '.join(found) or 'none'}; name it by {role}=."
@@ -292,12 +306,12 @@ def _the_one(folder: Path, role: str, found: list[str]) -> str:
     return found[0]
 
 
-def _class_count(schema: pa.Schema, label: str) -> int | None:
-    about = _features(schema).get(label, {})
+def class_count(schema: pa.Schema, label: str) -> int | None:
+    about = features(schema).get(label, {})
     return len(about["names"]) if about.get("names") else None
 
 
-def _values(folder: Path, table: pa.Table, column: str) -> NDArray[Any]:
+def values(folder: Path, table: pa.Table, column: str) -> NDArray[Any]:
     data = table.column(column)
     if data.null_count:
         raise UsageError(
@@ -305,4 +319,4 @@ def _values(folder: Path, table: pa.Table, column: str) -> NDArray[Any]:
             "without one; drop those rows."
         )
     values: NDArray[Any] = data.to_numpy()
-    return values.astype(str) if _is_text(data.type) else values
+    return values.astype(str) if is_text(data.type) else values

@@ -12,6 +12,8 @@ from idiolect.data.dataset import Dataset, count_classes, default_network, to_la
 from idiolect.data.stored import Stored, mapped
 from idiolect.errors import UsageError
 
+BEFORE = ("signals",)  # x.npy and y.npy are no subjects
+
 
 def reads(path: Path) -> bool:
     return (path / "x.npy").is_file()

@@ -35,42 +35,70 @@ def load(
     min_count: int = 1,
     max_size: int | None = None,
     network: str | None = None,
+    train: str = "train",
+    test: str | None = None,
+    config: str | None = None,
 ) -> Dataset:
     """The texts of `train-*.parquet` and, where there are any, `test-*.parquet`, with their labels, as token ids.
 
-    The files lie in the folder or in its `data/`; train and test are joined, and `official_test` tells them apart.
+    The files lie, and `train`, `test` and `config` name them, as `readers/hub.py` says; train and test are joined, and
+    `official_test` tells them apart.
     Words are those of `words.tokenise`, the first `length` of a text; 0 is padding, 1 is unknown. The vocabulary is
     that of the rows trained on, whatever the split makes them: words found there `min_count` times, the most frequent
     `max_size`, padding and unknown included. ngrams=2 adds pairs of words, hashed into `buckets` ids. `text`, `label`
     and `group` name columns. The defaults are those of AG News in PFLlib, whose settings FedAH shares.
     """
-    train, test = hub._files(folder, "train"), hub._files(folder, "test")
-    schema = hub._schema(train[0])
-    text, label = _text_column(folder, schema, text), hub._label_column(folder, schema, label)
-    table = hub._read(folder, [*train, *test], [text, label, *([group] if group else [])])
-    in_train = sum(hub._rows(file) for file in train)
-    names = hub._features(schema).get(label, {}).get("names")
+    return samples(
+        folder, hub.parts(folder, config), name=folder.resolve().name, text=text, label=label, group=group,
+        length=length, ngrams=ngrams, buckets=buckets, min_count=min_count, max_size=max_size, network=network,
+        train=train, test=test,
+    )  # fmt: skip
+
+
+def samples(
+    where: Path,
+    parts: hub.Parts,
+    *,
+    name: str,
+    text: str | None = None,
+    label: str | None = None,
+    group: str | None = None,
+    length: int = 200,
+    ngrams: int = 1,
+    buckets: int = 10_000,
+    min_count: int = 1,
+    max_size: int | None = None,
+    network: str | None = None,
+    train: str = "train",
+    test: str | None = None,
+    classes: int | None = None,
+) -> Dataset:
+    """What `load` says, of these files."""
+    schema = hub.schema(where, parts, train)
+    text, label = _text_column(where, schema, text), hub.label_column(where, schema, label)
+    table, in_train, test = hub.rows(where, parts, [text, label, *([group] if group else [])], label, train, test)
+    names = hub.features(schema).get(label, {}).get("names")
     data = words.dataset(
-        folder,
-        _texts(folder, table, text),
-        torch.from_numpy(hub._values(folder, table, label).astype(np.int64)),
-        name=folder.resolve().name,
+        where,
+        _texts(where, table, text),
+        torch.from_numpy(hub.values(where, table, label).astype(np.int64)),
+        name=hub.called(name, train, test),
         length=length,
         ngrams=ngrams,
         buckets=buckets,
         vocabulary=(min_count, max_size),
-        classes=len(names) if names else None,
+        classes=hub.class_count(schema, label) or classes,
         network=network,
-        group=hub._values(folder, table, group) if group else None,
-        official_test=np.arange(len(table)) >= in_train if test else None,
+        group=hub.values(where, table, group) if group else None,
+        official_test=None if in_train is None else np.arange(len(table)) >= in_train,
     )
     return replace(data, class_names=tuple(names)) if names else data
 
 
 def _text_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
-    found = [field.name for field in schema if hub._is_text(field.type)]
+    found = [field.name for field in schema if hub.is_text(field.type)]
     if asked is None:
-        return "text" if "text" in found else hub._the_one(folder, "text", found)
+        return "text" if "text" in found else hub.the_one(folder, "text", found)
     if asked not in schema.names:
         raise unknown(f"column of '{folder}'", asked, schema.names)
     if asked not in found:
