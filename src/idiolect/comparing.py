@@ -119,7 +119,9 @@ def plan(methods: Sequence[Entry], seeds: Sequence[int], fields: Mapping[str, An
                 s,
             ), earlier in runs.items():  # data and split files are read once, rows split for each seed
                 vars(experiment)["dataset"] = earlier.dataset
-                if s == seed or isinstance(experiment.split, SplitFile):
+                if isinstance(experiment.split, SplitFile):
+                    vars(experiment)["_divided"] = earlier._divided
+                if s == seed:
                     vars(experiment)["federation"] = earlier.federation
             _ = experiment.federation
             if seed == seeds[0]:

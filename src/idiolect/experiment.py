@@ -117,7 +117,7 @@ class Run(Fields):
         for name, default in DIVISION.items():
             if (given := getattr(self, name)) is None:
                 object.__setattr__(self, name, made.get(name, default))
-            elif given != made.get(name, given):
+            elif given not in (made.get(name, given), "auto"):
                 whose = f"'{self.split.path}'" if isinstance(self.split, SplitFile) else "the federation given"
                 raise UsageError(f"{name} must be the {made[name]} of {whose}; found {given}. Leave {name} out.")
 
@@ -224,7 +224,7 @@ class Run(Fields):
             federation = federation.shifted(self.shift, self.seed)
         return federation.holding_out(away, self.seed) if self.held_out else federation
 
-    @property
+    @cached_property
     def _divided(self) -> Federation:
         if isinstance(self.split, Federation):
             own, data = self.split.dataset, self.dataset

@@ -29,7 +29,7 @@ def data(labels=LABELS, name="d", **more):
 @pytest.fixture
 def kept(tmp_path):
     """A file, and the federation that it was made of."""
-    federation = federate(data(), "dirichlet:0.3,minimum=5", 6, 1, test=0.2, validation=0.1)
+    federation = federate(data(), "dirichlet:0.3,minimum=5", 6, 1, test=0.2, validation=0.1, test_from="merged")
     save_split(federation, tmp_path / "s.parquet")
     return tmp_path / "s.parquet", federation
 

@@ -144,7 +144,7 @@ def test_validation_rows_do_not_contribute(folder):
 
 def test_the_vocabulary_follows_the_split(folder):
     raw = load(folder)
-    federations = [federate(raw, "iid", 1, seed, test=0.4) for seed in range(4)]
+    federations = [federate(raw, "iid", 1, seed, test=0.4, test_from="merged") for seed in range(4)]
     for federation in federations:
         trained = {word for row in federation.train[0] for word in words.tokenise(TEXTS[row])}
         assert set(federation.dataset.words[2:]) == trained
@@ -184,7 +184,9 @@ def test_n_grams_follow_the_words_and_keep_their_buckets(folder):
 def test_the_network_has_as_many_embeddings_as_the_vocabulary_of_its_split(folder):
     sizes = set()
     for seed in range(4):
-        experiment = Run(method="fedavg", data=str(folder), split="iid", clients=1, seed=seed, test=0.4)
+        experiment = Run(
+            method="fedavg", data=str(folder), split="iid", clients=1, seed=seed, test=0.4, test_from="merged"
+        )
         table = experiment.module().body.embedding.table
         assert (
             table.num_embeddings == experiment.federation.dataset.tokens == experiment.context().options["vocabulary"]

@@ -116,7 +116,7 @@ def _table(federation: Federation, parts: list[Ragged]) -> pa.Table:
 
     from idiolect import __version__
 
-    data = federation.dataset
+    data = federation.dataset.origin or federation.dataset
     facts = {
         "format": FORMAT,
         "idiolect": __version__,

@@ -4,17 +4,22 @@ needs torch, so that a command starts that process first, and both import at onc
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from typing import Any
+
+LONGEST = 60  # letters of a directory in which sockets find room
 
 
 def context() -> ForkServerContext:
     """What starts workers, which find the engine imported."""
+    _shorten()
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["idiolect.engine.workers"])
     return found
@@ -26,6 +31,17 @@ def begin() -> None:
     resource_tracker.ensure_running()  # not below: it unblocks the signal
     with undisturbed():
         forkserver.ensure_running()
+
+
+def _shorten() -> None:
+    """A socket's path has room for a hundred letters: it does without a long TMPDIR. Where it lies is settled once."""
+    asked = tempfile.tempdir
+    if len(tempfile.gettempdir()) > LONGEST and os.access("/tmp", os.W_OK):
+        tempfile.tempdir = "/tmp"
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = asked
 
 
 @contextmanager
