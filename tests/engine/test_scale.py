@@ -197,8 +197,9 @@ def test_an_evaluation_asks_for_the_clients_it_scores_alone(monkeypatch):
 
     def context(self):
         found = original(self)
-        do = found.do
+        do, received = found.do, found.received
         found.do = lambda job: asked.append((job.kind, job.client)) or do(job)
+        found.received = lambda jobs: received(asked.append((job.kind, job.client)) or job for job in jobs)
         return found
 
     monkeypatch.setattr(Run, "context", context)
