@@ -1,7 +1,9 @@
 """Data sets by their names on the Hub: the same code, with folders on this disk in the place of the network."""
 
+import gzip
 import io
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +52,36 @@ def publish(root, repo, config="data", **parts):
         one.to_parquet(file)
 
 
+def test_emnist_is_kept_as_its_own_files_and_stood_upright(tmp_path):
+    """Rows and columns change places; the classes are all of them, whichever occur."""
+    folder = tmp_path / "Royc30ne" / "emnist-balanced"
+    folder.mkdir(parents=True)
+    images, labels = {"train": pictures(6), "test": pictures(3)}, {"train": [0, 5, 46, 1, 2, 3], "test": [7, 7, 40]}
+    for part_, pixels in images.items():
+        head = struct.pack(">4i", 0x803, *pixels.shape)
+        with gzip.open(folder / f"emnist-balanced-{part_}-images-idx3-ubyte.gz", "wb") as file:
+            file.write(head + pixels.tobytes())
+        with gzip.open(folder / f"emnist-balanced-{part_}-labels-idx1-ubyte.gz", "wb") as file:
+            file.write(struct.pack(">2i", 0x801, len(pixels)) + bytes(labels[part_]))
+    data = load("emnist_balanced", root=tmp_path, mean=[0], std=[1])
+    assert (data.name, data.classes, len(data)) == ("emnist_balanced", 47, 9)
+    assert data.y.tolist() == [*labels["train"], *labels["test"]]
+    assert data.official_test.tolist() == [False] * 6 + [True] * 3
+    both = np.concatenate([images["train"], images["test"]])
+    assert np.array_equal((data.x[:][:, 0].numpy() * 255).round(), both.transpose(0, 2, 1))
+    with pytest.raises(UsageError, match="Royc30ne/emnist-byclass"):
+        load("emnist_byclass", root=tmp_path)
+    with pytest.raises(UsageError, match="Unknown option of data set 'emnist_balanced' 'image'"):
+        load("emnist_balanced", root=tmp_path, image="image")
+
+
+def test_files_of_the_hub_need_a_network():
+    code = "from idiolect.data import load\nload('emnist_balanced')"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "The Hub cannot be reached for 'Royc30ne/emnist-balanced'" in done.stderr.splitlines()[-1]
+
+
 @pytest.fixture
 def cifar100(tmp_path):
     train, test = pictures(6, colour=True), pictures(3, colour=True)
@@ -88,8 +120,8 @@ def test_a_folder_of_the_same_gives_the_same(cifar100, tmp_path):
 @pytest.mark.parametrize("name", sorted(online.KNOWN))
 def test_every_known_name_reads_its_columns(tmp_path, name):
     known = online.KNOWN[name]
-    if "text" in known.options:
-        pytest.skip("texts are below")
+    if "text" in known.options or known.idx:
+        pytest.skip("has a test of its own")
     labels = {label: ([0, 1, 1, 0], classes) for label, classes in known.labels.items()}
     group = known.options.get("group")
     one = part(pictures(4), known.options["image"], **labels, **({group: (list("abab"), None)} if group else {}))

@@ -6,14 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from idiolect.data import options_of
 from idiolect.data.dataset import Dataset
-from idiolect.data.readers import hub, texts
+from idiolect.data.readers import hub, idx, texts
 from idiolect.errors import UsageError
 
 PREFIX = "hub:"
@@ -31,13 +31,14 @@ class Known:
     labels: Mapping[str, int]
     options: Mapping[str, Any] = field(default_factory=dict)  # of the reader's `load`
     config: str | None = None
+    idx: bool = False  # whether it is kept in MNIST's own form
 
 
 KNOWN = {
     "mnist": Known("ylecun/mnist", {"label": 10}, {"image": "image"}),
     "fashion_mnist": Known("zalando-datasets/fashion_mnist", {"label": 10}, {"image": "image"}),
-    "emnist_balanced": Known("tanganke/emnist_balanced", {"label": 47}, {"image": "image"}),
-    "emnist_byclass": Known("Royc30ne/emnist-byclass", {"label": 62}, {"image": "image"}),
+    "emnist_balanced": Known("Royc30ne/emnist-balanced", {"label": 47}, {"image": "image"}, idx=True),
+    "emnist_byclass": Known("Royc30ne/emnist-byclass", {"label": 62}, {"image": "image"}, idx=True),
     "femnist": Known("flwrlabs/femnist", {"character": 62}, {"image": "image", "group": "writer_id"}),
     "cifar10": Known("uoft-cs/cifar10", {"label": 10}, {"image": "img"}),
     "cifar100": Known("uoft-cs/cifar100", {"fine_label": 100, "coarse_label": 20}, {"image": "img"}),
@@ -71,6 +72,8 @@ def load(
     repo = known.repo if repo is None else repo
     if not NAME.fullmatch(repo):
         raise UsageError(f"Expected the name of a data set on the Hub, as in hub:ylecun/mnist, found '{repo}'.")
+    if known.idx and repo == known.repo:
+        return _idx(name, known, repo, root or os.environ.get(ROOT), options)
     options_of.check(name, OPTIONS, options)
     options = {"label": next(iter(known.labels), None), **known.options, **options}
     parts = fetch(repo, config or known.config, root or os.environ.get(ROOT))
@@ -78,6 +81,40 @@ def load(
     options_of.check(name, options_of.kinds(reader.load, positional=1), options)
     classes = known.labels.get(options["label"])
     return reader.samples(Path(repo), parts, name=name.removeprefix(PREFIX), classes=classes, **options)
+
+
+def _idx(name: str, known: Known, repo: str, root: str | Path | None, options: Mapping[str, Any]) -> Dataset:
+    """A data set in MNIST's own form (`readers/idx.py`), of which the Hub keeps the files as they are: EMNIST's, whose
+    images lie on their side."""
+    options_of.check(name, options_of.kinds(idx.load, positional=1), options)
+    folder = _files(repo, ["*idx3-ubyte*", "*idx1-ubyte*"]) if root is None else _folder(repo, Path(root))
+    found = idx.load(folder, **{"classes": known.labels["label"], "transpose": True, **options})
+    return replace(found, name=name)
+
+
+def _files(repo: str, patterns: list[str]) -> Path:
+    """The folder of a repository's files, downloaded once."""
+    _library(repo)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo, repo_type="dataset", allow_patterns=patterns))
+    except RepositoryNotFoundError as error:
+        raise UsageError(
+            f"Expected the data set '{repo}' on the Hub, found none that can be had ({_line(error)}); check the name, "
+            "or name another copy by repo=."
+        ) from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise _unreached(repo, error) from None
+
+
+def _unreached(repo: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"The Hub cannot be reached for '{repo}' ({_line(error)}). Where there is a network, run 'hf download "
+        f"--repo-type dataset {repo} --local-dir DIR', and give DIR as --data here; or name by {ROOT} the folder in "
+        f"which {repo} lies."
+    )
 
 
 OPTIONS = {
@@ -105,11 +142,7 @@ def fetch(repo: str, config: str | None, root: str | Path | None) -> hub.Parts:
             "or log in by 'hf auth login' if it asks for that."
         ) from None
     except ConnectionError as error:
-        raise UsageError(
-            f"The Hub cannot be reached for '{repo}' ({_line(error)}). Where there is a network, run 'hf download "
-            f"--repo-type dataset {repo} --local-dir DIR', and give DIR as --data here; or name by {ROOT} the folder "
-            f"in which {repo} lies."
-        ) from None
+        raise _unreached(repo, error) from None
     except UsageError:
         raise
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
