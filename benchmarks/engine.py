@@ -1,14 +1,15 @@
 """The engine against a bare PyTorch loop: samples per second of whole rounds, aggregation included.
 
-    python benchmarks/engine.py [--json FILE] [--rounds 12] [--only W1]
+    python benchmarks/engine.py [--json FILE] [--rounds 12] [--only W1] [--steps loop,compiled]
 
 The bare loop is the least that one can write: one process per core with one thread, its clients' tensors in memory
 (channels_last), one model whose weights are set to the shared ones, plain SGD, the results in shared memory, and their
-mean. Both sides run in turns in the same minutes, so that what else the machine does falls on both; a ratio is of
-medians over rounds.
+mean. All sides run in turns in the same minutes, so that what else the machine does falls on all; a ratio is of
+medians over rounds. Beside it stands the ratio of processor time, parent and workers together, which says more where
+the machine is shared.
 
 W1: 20 clients x 200 CIFAR-shaped samples, batch 10, one epoch, the 4-layer CNN. W2: the same with LeNet-5.
-W3: 1,000 clients x 50 samples of 561 features, 100 a round, MLP 561-100-6.
+W3: 1,000 clients x 50 samples of 561 features, 100 a round, MLP 561-100-6. W4: the same with logistic regression.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from idiolect import Run
 from idiolect.data import Dataset, Federation
 from idiolect.engine.loop import one_round
 from idiolect.engine.progress import Progress
-from idiolect.engine.workers import Workers
+from idiolect.engine.stepping import take
 from idiolect.experiment import cores
 from idiolect.method import Rows
 from idiolect.nets import build
+from idiolect.running import backend
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ WORKLOADS = (
     Workload("W1", 20, 200, (3, 32, 32), 10, "cnn4", 1.0),
     Workload("W2", 20, 200, (3, 32, 32), 10, "lenet5", 1.0),
     Workload("W3", 1000, 50, (561,), 6, "mlp", 0.1, (("hidden", (100,)),)),
+    Workload("W4", 1000, 50, (561,), 6, "logistic", 0.1),
 )
 
 
@@ -79,11 +82,13 @@ class Bare:
         self.shared = nn.utils.parameters_to_vector(work.module().parameters()).detach().share_memory_()
         self.results = torch.empty(int(work.clients * work.ratio), len(self.shared)).share_memory_()
         context = multiprocessing.get_context("spawn")
-        self.links = []
+        self.links, self.processes = [], []
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            context.Process(target=bare, args=(theirs, work, x, y, self.shared, self.results), daemon=True).start()
+            process = context.Process(target=bare, args=(theirs, work, x, y, self.shared, self.results), daemon=True)
+            process.start()
             self.links.append(ours)
+            self.processes.append(process.pid)
 
     def round(self, ids: list[int]) -> None:
         for k, link in enumerate(self.links):
@@ -127,9 +132,9 @@ def bare(
 
 
 class Engine:
-    """FedAvg as every method runs."""
+    """FedAvg as every method runs, its steps taken in one of the ways that there are."""
 
-    def __init__(self, work: Workload, processes: int) -> None:
+    def __init__(self, work: Workload, processes: int, steps: str) -> None:
         x, y = work.data()
         parts = tuple(np.arange(i * work.samples, (i + 1) * work.samples) for i in range(work.clients))
         none = tuple(np.arange(0) for _ in parts)
@@ -137,12 +142,14 @@ class Engine:
         self.run = Run(
             method="fedavg", data=data, split=Federation(data, parts, none, none, "0", work.name), clients=work.clients,
             rounds=10**6, ratio=work.ratio, batch_size=work.batch, lr=work.lr, network=work.network,
-            network_options=dict(work.options), evaluate_every=10**6,
+            network_options=dict(work.options), evaluate_every=10**6, steps=steps, workers=processes,
         )  # fmt: skip
         self.context = self.run.context()
         state = self.context.state
         self.progress = Progress(state.server, Rows(state.rows), self.context.store(work.clients))
-        self.pool = Workers(self.context, self.progress.store, processes)
+        take(self.context, steps)
+        self.pool = backend(self.run, self.context, self.progress.store)
+        self.processes = [w.process.pid for w in self.pool._workers]
 
     def round(self, ids: list[int]) -> None:
         one_round(self.run, self.context, self.pool, self.progress)
@@ -151,30 +158,42 @@ class Engine:
         self.pool.close()
 
 
-def measure(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
-    sides = {"bare": Bare(work, processes), "engine": Engine(work, processes)}
+def measure(work: Workload, rounds: int, processes: int, steps: list[str]) -> dict[str, Any]:
+    sides: dict[str, Any] = {"bare": Bare(work, processes)} | {way: Engine(work, processes, way) for way in steps}
     count = int(work.clients * work.ratio)
     times: dict[str, list[float]] = {name: [] for name in sides}
+    busy = dict.fromkeys(sides, 0.0)
     for r in range(rounds + 2):
         ids = sorted(np.random.default_rng(r).choice(work.clients, count, replace=False).tolist())
         for name in sorted(sides, reverse=bool(r % 2)):
-            started = time.perf_counter()
-            sides[name].round(ids)
-            if r >= 2:  # the first rounds warm both sides up
+            side = sides[name]
+            started, spent = time.perf_counter(), time.process_time() + cpu(side.processes)
+            side.round(ids)
+            if r >= 2:  # the first rounds warm all sides up
                 times[name].append(time.perf_counter() - started)
+                busy[name] += time.process_time() + cpu(side.processes) - spent
     for side in sides.values():
         side.close()
     samples = count * work.samples
-    speed = {name: samples / statistics.median(t) for name, t in times.items()}
-    paired = [b / e for b, e in zip(times["bare"], times["engine"], strict=True)]
-    return {
-        "workload": work.name,
-        "bare_samples_per_second": speed["bare"],
-        "engine_samples_per_second": speed["engine"],
-        "ratio": speed["engine"] / speed["bare"],
-        "ratio_quartiles": statistics.quantiles(paired, n=4),
-        "rounds": rounds,
-    }
+    found: dict[str, Any] = {"workload": work.name, "rounds": rounds}
+    for name, t in times.items():
+        paired = [b / e for b, e in zip(times["bare"], t, strict=True)]
+        found[name] = {
+            "samples_per_second": samples / statistics.median(t),
+            "ratio": statistics.median(times["bare"]) / statistics.median(t),
+            "ratio_quartiles": statistics.quantiles(paired, n=4),
+            "processor_ratio": busy["bare"] / busy[name] if busy[name] else None,
+        }
+    return found
+
+
+def cpu(processes: list[int]) -> float:
+    """Processor seconds of other processes so far, as Linux counts them."""
+    total = 0
+    for pid in processes if Path("/proc/self/stat").exists() else []:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -182,6 +201,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     parser.add_argument("--rounds", type=int, default=12, help="measured rounds per workload and side")
     parser.add_argument("--only", choices=[w.name for w in WORKLOADS], help="one workload")
+    parser.add_argument("--steps", default="loop", help="ways to take steps, with commas: loop, compiled, stacked")
     options = parser.parse_args()
     processes = cores()
     torch.set_num_threads(1)
@@ -195,13 +215,16 @@ def main() -> None:
     found = []
     for work in WORKLOADS:
         if options.only in (None, work.name):
-            found.append(measure(work, options.rounds * (3 if work.name == "W3" else 1), processes))
-            low, _, high = found[-1]["ratio_quartiles"]
-            print(
-                f"{work.name}: bare {found[-1]['bare_samples_per_second']:9.0f}/s  "
-                f"engine {found[-1]['engine_samples_per_second']:9.0f}/s  "
-                f"ratio {found[-1]['ratio']:.3f}  (rounds' quartiles {low:.3f} to {high:.3f})", flush=True,
-            )  # fmt: skip
+            rounds = options.rounds * (3 if work.ratio < 1 else 1)
+            found.append(measure(work, rounds, processes, options.steps.split(",")))
+            for name in ("bare", *options.steps.split(",")):
+                side = found[-1][name]
+                low, _, high = side["ratio_quartiles"]
+                print(
+                    f"{work.name} {name:<9} {side['samples_per_second']:9.0f}/s  ratio {side['ratio']:.3f}  "
+                    f"(rounds' quartiles {low:.3f} to {high:.3f})  processor time {side['processor_ratio'] or 0:.3f}",
+                    flush=True,
+                )  # fmt: skip
     if options.json:
         options.json.write_text(
             json.dumps({"machine": machine, "load": os.getloadavg(), "results": found}, indent=2) + "\n"

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from harness import experiment, federation, moved
+from idiolect import catalogue
+from idiolect.client import Client
 from idiolect.data import federate, from_arrays
 from idiolect.data.sources import quadratics
 from idiolect.engine import orders
@@ -105,6 +107,41 @@ def test_features_of_a_frozen_body_are_computed_once_and_give_the_same_numbers(f
     calls.clear()
     me.train(trained, only=me.task.net.head)
     assert len(calls) == 1  # another body
+
+
+def mixing(me, w):
+    method = catalogue.build("fedala", {"first_epochs": 3})
+    mix = method.init(me.task.net).client["mix"]
+    return method.learn(me, w * 1.1, {"model": w, "mix": mix, "mixed": torch.zeros(1, dtype=torch.bool)})
+
+
+def tuning(me, w):
+    method = catalogue.build("fedavg+finetune", {"finetune.part": "head", "finetune.epochs": 3})
+    return method.personal(me, {"model": w}, {})
+
+
+def counted(phases):
+    """What the phases make of the weights, and how often the body was run."""
+    me, w = client(images=True, round=1)
+    calls = []
+    for module in (me.task.live, me.task.still, me.task.moving):
+        module.body.register_forward_hook(lambda *_: calls.append(1))
+    return phases(me, w), len(calls)
+
+
+@pytest.mark.parametrize("phases", [mixing, tuning])
+def test_methods_that_train_a_head_run_the_frozen_body_once(phases, monkeypatch):
+    found, calls = counted(phases)
+    assert calls == 1
+    train = Client.train
+
+    def plainly(me, w, loss=None, features=None, **how):
+        return train(me, w, loss=loss or (lambda task, w, batch: task.loss(w, batch)), **how)
+
+    monkeypatch.setattr(Client, "train", plainly)
+    plain, calls = counted(phases)
+    assert calls > 3
+    assert moved(found, plain) < 1e-12
 
 
 def test_a_loss_may_ask_for_features_of_a_body():
