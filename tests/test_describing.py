@@ -40,15 +40,7 @@ DEFINED = {
     "pfedme": (True, "sums", True, (4, 0), [STATE], True, False),  # K = 5 gradients of each batch
     "lgfedavg": (True, "sums", False, (0, 0), [STATE], True, True),
     "fedproto": (True, "sums", False, (0, 1), [STATE, DATA], False, True),
-    "fedala": (
-        True,
-        "sums",
-        True,
-        (0.8, 1),
-        [STATE, TRAINING],
-        True,
-        True,
-    ),  # one epoch of 80 %, once it has begun; the body once
+    "fedala": (True, "sums", True, (0.8, 0), [STATE, TRAINING], True, True),  # one epoch of 80 %, once it has begun
     "fedamp": (True, "individuals", True, (0, 0), [STATE], False, False),
     "fedfomo": (True, "individuals", True, (-0.2, 0.6), [STATE], False, False),  # trains on 80 %; three losses of 20 %
     "fedcac": (False, "individuals", True, (0, 0), [ROW], False, True),

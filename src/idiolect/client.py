@@ -18,10 +18,8 @@ from idiolect.augment import Augment
 from idiolect.engine import orders
 from idiolect.errors import UsageError
 from idiolect.optim import SGD, Adam
-from idiolect.task import Batch, Features, Task
+from idiolect.task import Batch, Features, Task, chunk
 from idiolect.tree import Tree
-
-CHUNK = 256  # samples at a time where no gradient is asked for
 
 
 @dataclass(frozen=True)
@@ -264,12 +262,16 @@ class Client:
 
     # passes without gradients, over the training set in its own order
 
+    @property
+    def _chunks(self) -> list[slice]:
+        size = chunk(self._x)
+        return [slice(start, start + size) for start in range(0, self.n, size)]
+
     def sweep(self, w: Tree, fn: Callable[..., Any], given: Sequence[Any] = ()) -> Any:
         """The sum over the training set of `fn(task, w, batch, *given)`: a Tensor, a Tree, or a dict of them."""
         total: Any = None
         with torch.no_grad():
-            for start in range(0, self.n, CHUNK):
-                part = slice(start, start + CHUNK)
+            for part in self._chunks:
                 value = fn(self.task, w, Batch(self._x[part], self._y[part]), *given)
                 total = value if total is None else _plus(total, value)
         return total
@@ -279,14 +281,14 @@ class Client:
         body = w.pick(self.task.net.body)
         if self._known is None or any(v is not self._known[0][k] for k, v in body.items()):
             with torch.no_grad():
-                z = torch.cat([self.task.features(body, self._x[s : s + CHUNK]) for s in range(0, self.n, CHUNK)])
+                z = torch.cat([self.task.features(body, self._x[part]) for part in self._chunks])
             self._known = body, z
         return self._known[1]
 
     def logits(self, w: Tree, part: str = "") -> Tensor:
         """Logits of the training set (eval mode), of the network or one beside it. [n, classes]"""
         with torch.no_grad():
-            return torch.cat([self.task.logits(w, self._x[s : s + CHUNK], part) for s in range(0, self.n, CHUNK)])
+            return torch.cat([self.task.logits(w, self._x[few], part) for few in self._chunks])
 
     def loss(self, w: Tree) -> Tensor:
         """The run's loss over the training set (eval mode)."""

@@ -27,6 +27,12 @@ NORMS = (nn.modules.batchnorm._BatchNorm,)
 DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 
+def chunk(x: Tensor) -> int:
+    """Samples at a time where no gradient is asked for: of images on a CPU so few that a layer's output stays in the
+    cache, which is 1.5 times as fast as 256 of them."""
+    return 64 if x.dim() == 4 and x.device.type == "cpu" else 512
+
+
 class Features(NamedTuple):
     """Features that stand in for inputs: `logits` and `features` take them as they are."""
 

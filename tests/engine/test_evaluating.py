@@ -113,7 +113,7 @@ def test_a_network_that_may_look_at_the_whole_batch_is_asked_client_by_client(pa
 
 
 def test_a_client_with_more_samples_than_a_chunk_is_cut_as_alone(monkeypatch):
-    monkeypatch.setattr(work, "CHUNK", 3)
+    monkeypatch.setattr(work, "chunk", lambda x: 3)
     made = experiment("fedavg", federation=federation(MANY), rounds=1)
     found = received(run(made))
     assert same(found, alone(monkeypatch, made))

@@ -25,12 +25,11 @@ from idiolect.engine.wire import Layout, pack, unpack
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Method, Slots, State, Up
 from idiolect.optim import Schedule
-from idiolect.task import NORMS, Net, Task
+from idiolect.task import NORMS, Net, Task, chunk
 from idiolect.tree import Tree
 
 SPLITS = ("train", "validation", "test")
 KEPT = "own buffers"  # the engine's private slot
-CHUNK = 512  # samples at a time in evaluation
 STACK = 16  # clients of one stack: fixed, as numbers may depend on it and must not on how many workers there are
 PARCELS = 16  # into so many at least all clients' evaluations are divided, where there are so many
 RESIDENT = 1 << 30  # bytes up to which all clients' samples are laid out in memory, once
@@ -399,7 +398,7 @@ class Context:
     def _split_scores(self, split: str, w: Tree, parts: list[tuple[Tensor, Tensor]]) -> list[Score]:
         correct, loss = [0] * len(parts), [0.0] * len(parts)
         with torch.no_grad():
-            for pieces in _chunks([len(y) for _, y in parts], CHUNK):
+            for pieces in _chunks([len(y) for _, y in parts], chunk(parts[0][0])):
                 x, y = (_joined([parts[k][c][a:b] for k, a, b in pieces]) for c in (0, 1))
                 logits = self.method.logits(self.task, w, x)
                 losses = self.task.losses(logits, y).double()

@@ -36,7 +36,8 @@ class FedALA(Method):
             return mix
         epochs = 1 if mine["mixed"] else self.first_epochs
         old = mine["model"].pick(mix)
-        body = new if mix.keys() <= me.task.net.head.keys() else None  # which stands still, and is run once
+        # the body stands still: over several epochs it is run once
+        body = new if epochs > 1 and mix.keys() <= me.task.net.head.keys() else None
         # d loss / d mix is the paper's rule (eq. 5) by the chain rule
         return me.train(
             mix, loss=self.mixture, given=(new, old), features=body, lr=self.mix_lr, optimizer=SGD(),
