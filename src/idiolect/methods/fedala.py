@@ -40,8 +40,8 @@ class FedALA(Method):
         body = new if epochs > 1 and mix.keys() <= me.task.net.head.keys() else None
         # d loss / d mix is the paper's rule (eq. 5) by the chain rule
         return me.train(
-            mix, loss=self.mixture, given=(new, old), features=body, lr=self.mix_lr, optimizer=SGD(),
-            project=unit_interval, epochs=epochs, order=9, share=self.share,
+            mix, loss=self.mixture, given=(new, old), features=body, lr=self.mix_lr,
+            optimizer=SGD(), project=unit_interval, epochs=epochs, order=9, share=self.share,
         )  # fmt: skip
 
     def local(self, me, down, mine):
