@@ -213,7 +213,7 @@ class Client:
         s = self._settings
         found: list[Tensor] = []
         for epoch in range(epochs):
-            indices = orders.epoch_order(self.n, s.seed, self.round, self.id, order, epoch, share).to(self._y.device)
+            indices = orders.epoch_order(self.n, s.seed, self.round, self.id, order, epoch, share)
             found += [indices[a:b] for a, b in orders.cuts(len(indices), s.batch_size)]
             if steps is not None and len(found) >= steps:
                 return found[:steps]

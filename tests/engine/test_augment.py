@@ -169,8 +169,8 @@ def test_what_is_not_training_is_not_augmented():
 def test_evaluation_and_the_server_see_samples_as_they_are():
     context = experiment("fedavg", images=True, augment="crop:2,flip").context()
     plain = experiment("fedavg", images=True).context()
-    w, job = context.net.weights, Job("received", 0, 0, 0, {}, {})
-    assert context.scores(job, w) == plain.scores(job, w)
+    w = context.net.weights
+    assert context.scores([0], w) == plain.scores([0], w)
     x, y = context.shards.part("train", 0)
     assert context.server(0, x, y).train(w).equals(plain.server(0, x, y).train(w))
 
@@ -246,4 +246,5 @@ def test_a_step_without_augmentation_copies_nothing_more():
     me._trainer = lambda task, p: phase.append(p) or w
     me.train(w)
     assert (phase[0].augment, phase[0].keys, phase[0].body) == (None, [], None)
-    assert torch.equal(steps.inputs(me.task, phase[0], 0, 0), me.inputs[phase[0].indices[0][0]])
+    first = next(steps.batches(me.task, phase[0]))[0]
+    assert torch.equal(first.x, me.inputs[phase[0].indices[0][0]])

@@ -157,14 +157,14 @@ def train(task: Task, phases: list[Phase]) -> list[Tree]:
     values = [torch.stack([q.weights[k] for q in phases]).detach() for k in names]  # [K, ...] each
     frozen, frozen_dims = _join([{k: v for k, v in q.weights.items() if k not in names} for q in phases])
     given, given_dims = _join([q.given for q in phases])
-    step, samples = _step(task, p), _Samples(phases)
+    step, samples = _step(task, p), _Samples(phases, values[0].dtype)
     state: dict[str, Any] = {}
-    for t in range(max(len(q.indices) for q in phases)):
-        batches, masks, active = samples.at(t, values[0].dtype)
+    for t in range(samples.steps):
+        batches, masks, active = samples.at(t)
         own_dims = pytree.tree_map(lambda v: None if v is None else 0, (batches, masks))
         found = torch.vmap(step, (0, frozen_dims, given_dims, *own_dims))(values, frozen, given, batches, masks)
         moved = _moved(p, values, [v.detach() for v in found], state)
-        if not bool(active.all()):  # a client whose batches are used up stands still
+        if active is not None:  # a client whose batches are used up stands still
             moved = [_where(active, new, old) for new, old in zip(moved, values, strict=True)]
         values = moved
     own = [{k: v[c].clone() for k, v in zip(names, values, strict=True)} for c in range(len(phases))]
@@ -220,42 +220,63 @@ def _moved(p: Phase, values: list[Tensor], found: list[Tensor], state: dict[str,
 
 
 class _Samples:
-    """All clients' samples in one tensor, and step by step those of each."""
+    """All clients' samples in one tensor, and step by step those of each. What is chosen in all steps is worked out
+    beforehand and brought to the device at once: a step waits for nothing."""
 
-    def __init__(self, phases: list[Phase]) -> None:
-        self.phases = phases
+    def __init__(self, phases: list[Phase], dtype: torch.dtype) -> None:
+        self.phases, self.steps = phases, max(len(q.indices) for q in phases)
         xs = [q.x.z if isinstance(q.x, Features) else q.x for q in phases]
-        starts = np.cumsum([0, *map(len, xs)])[:-1]
-        self.starts = torch.from_numpy(starts)[:, None]  # [K, 1]
+        starts = torch.from_numpy(np.cumsum([0, *map(len, xs)])[:-1])
         self.columns = torch.cat(xs), torch.cat([q.y for q in phases]), _column([q.beside for q in phases])
+        sizes = self._sizes()  # [K, T, J]
+        rows, real = self._rows(starts, sizes)
+        self.widths = sizes.amax(0).tolist()
+        self.full = (sizes == sizes.amax(0)).all(0).tolist()
+        self.alive = (sizes[:, :, 0] > 0).all(0).tolist()
+        device = self.columns[1].device
+        self.starts, self.rows = steps.moved(starts[:, None], device), steps.moved(rows, device)
+        self.masks = steps.moved(real.to(dtype), device)
+        self.active = steps.moved(sizes[:, :, 0] > 0, device)
 
-    def at(self, t: int, dtype: torch.dtype) -> tuple[list[Any], list[Tensor | None], Tensor]:
-        """The batches of step t, of K clients each; their masks, where there is padding; and who has any left. [K]"""
+    def at(self, t: int) -> tuple[list[Any], list[Tensor | None], Tensor | None]:
+        """The batches of step t, of K clients each; their masks, where there is padding; and who has any left, where
+        somebody has not. [K]"""
         batches, masks = [], []
-        for j in range(len(self.phases[0].indices[0])):
-            rows, mask = self._rows(t, j, dtype)
+        for j, width in enumerate(self.widths[t]):
+            rows = self.rows[:, t, j, :width]
             batches.append(self._augmented(pytree.tree_map(partial(_chosen, rows=rows), self.columns), rows, t, j))
-            masks.append(None if bool(mask.all()) else mask)
-        return batches, masks, mask[:, 0] > 0
+            masks.append(None if self.full[t][j] else self.masks[:, t, j, :width])
+        return batches, masks, None if self.alive[t] else self.active[:, t]
 
     def _augmented(self, batch: Any, rows: Tensor, t: int, j: int) -> Any:
         """The batch of each client with its images as this client would see them alone."""
         if (augment := self.phases[0].augment) is None:
             return batch
-        keys = torch.tensor([q.keys[t][j] if t < len(q.keys) else 0 for q in self.phases])[:, None].expand_as(rows)
+        keys = torch.tensor([q.keys[t][j] if t < len(q.keys) else 0 for q in self.phases])[:, None]
+        keys = steps.moved(keys, rows.device).expand_as(rows)
         images = augment(batch[0].flatten(0, 1), (rows - self.starts).flatten(), keys.flatten())
         return images.reshape(batch[0].shape), *batch[1:]
 
-    def _rows(self, t: int, j: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Rows and mask of batch j of step t, [K, B] each; padding repeats a client's first sample."""
-        chosen = [q.indices[t][j] if t < len(q.indices) else q.indices[0][j][:0] for q in self.phases]
-        width = max(map(len, chosen))
-        rows = self.starts.repeat(1, width)
-        mask = torch.zeros(len(chosen), width, dtype=dtype)
-        for c, indices in enumerate(chosen):
-            rows[c, : len(indices)] += indices
-            mask[c, : len(indices)] = 1
-        return rows, mask
+    def _sizes(self) -> Tensor:
+        """Samples in batch j of step t of client c. [K, T, J]"""
+        per_step = len(self.phases[0].indices[0])
+        nothing = [0] * per_step
+        return torch.tensor(
+            [
+                [[len(i) for i in q.indices[t]] if t < len(q.indices) else nothing for t in range(self.steps)]
+                for q in self.phases
+            ]
+        )
+
+    def _rows(self, starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of all batches, and which of them are no padding, which repeats a client's first sample. [K, T, J, B]"""
+        shape = (*sizes.shape, int(sizes.max()))
+        rows = starts[:, None, None, None].repeat(1, *shape[1:])
+        for c, q in enumerate(self.phases):
+            for t, group in enumerate(q.indices):
+                for j, indices in enumerate(group):
+                    rows[c, t, j, : len(indices)] += indices
+        return rows, torch.arange(shape[3]) < sizes[..., None]
 
 
 def _column(values: list[Any]) -> Any:

@@ -75,7 +75,7 @@ def batches(task: Task, phase: Phase) -> Iterator[tuple[Batch, ...]]:
     for block in _blocks(phase.indices, BLOCK // sample):
         flat = [indices for group in block for indices in group]
         lengths = [indices.shape[0] for indices in flat]  # len() of a tensor takes ten times as long
-        chosen = torch.cat(flat) if len(flat) > 1 else flat[0]
+        chosen = moved(torch.cat(flat) if len(flat) > 1 else flat[0], phase.y.device)
         x, y, beside = (_cut(rows(column, chosen), lengths) for column in (phase.x, phase.y, phase.beside))
         if phase.augment is not None:
             x = [altered(task, phase, *one) for one in zip(x, flat, keys, strict=False)]
@@ -84,10 +84,15 @@ def batches(task: Task, phase: Phase) -> Iterator[tuple[Batch, ...]]:
             yield tuple(islice(found, len(group)))
 
 
+def moved(t: Tensor, device: torch.device) -> Tensor:
+    """On another device, without waiting until it is there."""
+    return t if t.device == device else t.pin_memory().to(device, non_blocking=True)
+
+
 def altered(task: Task, phase: Phase, x: Any, indices: Tensor, key: Any) -> Any:
     """What the network sees of a batch's samples where they are augmented."""
     assert phase.augment is not None
-    x = phase.augment(x, indices, key)
+    x = phase.augment(x, indices.to(phase.y.device), key)
     if phase.body is None:
         return x
     with torch.no_grad():
