@@ -21,7 +21,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("idiolect", "torch", "numpy")
+from idiolect import __version__
+
+PACKAGES = ("torch", "numpy")
 
 
 @dataclass
@@ -57,7 +59,7 @@ def ratio(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on and with."""
-    known = {name: version(name) for name in PACKAGES}
+    known = {"idiolect": __version__} | {name: version(name) for name in PACKAGES}
     return {"cpu": cpu(), "cores": cores(), "python": platform.python_version(), **known, "load": os.getloadavg()[0]}
 
 
