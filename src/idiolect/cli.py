@@ -180,6 +180,8 @@ def run(
         raise
     click.echo(tables.run(result.summary))
     click.echo(path)
+    for sentence in tables.lacking(result.summary):
+        click.echo(sentence, err=True)
 
 
 @main.command(cls=Comparison, short_help="Train with several methods; one table, one figure.")

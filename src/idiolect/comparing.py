@@ -226,6 +226,7 @@ EVALUATION = {
     "worse_than_local": "the share of clients below what they reach with Local, last round; a tie is not below",
     "diverged": "the share of seeds with a loss that is no number in the last round; accuracies mean nothing then",
     "refused": "the share of replies that were not taken in, as they had NaN or inf in them",
+    "failed": "the share of replies that never came, as the client failed twice",
     "ranking": "received, plain, last",
 }
 
@@ -276,7 +277,7 @@ def measure(found: Found, alone: Found | None) -> dict[str, Any]:
         **({HELD_OUT: s[HELD_OUT]["accuracy"]} if HELD_OUT in s else {}),
         "bytes_per_participant": {way: s["bytes"][way] / replies if replies else 0.0 for way in ("down", "up")},
         "gradient_passes": s["gradient_passes"],
-        "refused": s["replies"]["refused"] / replies if replies else 0.0,
+        **{of: s["replies"][of] / replies if replies else 0.0 for of in ("refused", "failed")},
         "diverged": not isfinite(found.rounds[-1]["received_loss"] or 0.0),
         "seconds": s["seconds"] | {"round": s["seconds"]["train"] / len(trained) if trained else 0.0},
     }
@@ -291,7 +292,7 @@ def _over_clients(found: Found, alone: Found | None, moment: str) -> dict[str, f
         "worst_decile": fmean(values[: ceil(len(values) / 10)]) if values else None,
     }
     if alone is not None:
-        gains = [own[i] - accuracy for i, accuracy in last(alone, moment).items()]
+        gains = [own[i] - accuracy for i, accuracy in last(alone, moment).items() if i in own]
         numbers["gain_over_local"] = fmean(gains) if gains else None
         numbers["worse_than_local"] = fmean(gain < 0 for gain in gains) if gains else None
     return numbers

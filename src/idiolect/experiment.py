@@ -38,6 +38,7 @@ from idiolect.task import NORMS
 
 BACKENDS = ("workers", "serial", "stacked")
 STEPS = ("loop", "compiled", "stacked", "auto")
+POSITIVE = ("clip", "time_limit")  # or none
 BUFFERS = ("average", "local", "drop")
 KINDS: tuple[tuple[str, Any, str], ...] = (
     ("method", Method, "a method or its name"),
@@ -70,9 +71,9 @@ class Run(Fields):
             if not isinstance(getattr(self, name), kinds):
                 raise UsageError(f"{name} must be {expected}; found {getattr(self, name)!r}.")
         self._settle_division()
-        for name in ("lr", "momentum", "weight_decay", "decay", "test", "validation", "held_out", "clip", *FAULTS):
+        for name in ("lr", "momentum", "weight_decay", "decay", "test", "validation", "held_out", *FAULTS, *POSITIVE):
             value = getattr(self, name)
-            if value is not None or name != "clip":
+            if value is not None or name not in POSITIVE:
                 object.__setattr__(self, name, _number(name, value))
         for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every", "every", "checkpoint_every"):
             _whole(name, getattr(self, name), 0 if name in ("rounds", "checkpoint_every") else 1)
@@ -98,8 +99,14 @@ class Run(Fields):
         _among("test_from", self.test_from, ("auto", "merged", "official"))
         if self.lr < 0:
             raise UsageError(f"lr must be a number >= 0; found {self.lr}.")
-        if self.clip is not None and self.clip <= 0:
-            raise UsageError(f"clip must be a number > 0, or none; found {self.clip}.")
+        for name in POSITIVE:
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be a number > 0, or none; found {getattr(self, name)}.")
+        if self.time_limit is not None and self.backend != "workers":
+            raise UsageError(
+                f"time_limit needs processes that can be watched, and backend={self.backend} has one, which cannot "
+                "watch itself. Use backend=workers, or leave time_limit out."
+            )
         for name in FAULTS:
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name} must be a probability in [0, 1); found {getattr(self, name)}.")

@@ -87,6 +87,9 @@ class Fields:
     backend: str = _field("workers", "where clients run: workers, serial, stacked")
     steps: str = _field("loop", "how steps are taken: loop (to the bit), compiled, stacked, auto (the fastest here)")
     workers: int | None = _field(None, "worker processes; default: one per core")
+    time_limit: float | None = _field(
+        None, "seconds a client may take; one that takes longer is run once more; default: any"
+    )
     dtype: str = _field("float32", "float32 or float64")
     autocast: str | None = _field(None, "bfloat16: networks compute in it, where the processor has it; default: none")
     device: str = _field("cpu", "where clients train and predict: cpu, cuda, cuda:1, ...; the server stays on the CPU")

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from idiolect.engine import work
 from idiolect.engine.checkpoint import Checkpoints, environment
+from idiolect.engine.failing import Enduring
 from idiolect.engine.loop import Backend, loop, turns
 from idiolect.engine.progress import Progress, Report
 from idiolect.engine.stacked import Stacked
@@ -94,7 +95,7 @@ class Record:
             "participants": list(report.participants),
             "dropped": list(report.dropped),
             "absent": list(report.absent),
-            "refused": [f"{client}: {why}" for client, why in sorted(report.refused.items())],
+            **{of: _named_reasons(getattr(report, of)) for of in ("refused", "failed", "unscored")},
             "bytes_down": report.bytes_down,
             "bytes_up": report.bytes_up,
             "gradient_passes": report.passes,
@@ -112,6 +113,10 @@ class Record:
         self.rounds.append(row)
         if report.notes:
             self.notes.append({k: v.detach().clone() for k, v in report.notes.items()})
+
+
+def _named_reasons(reasons: Mapping[int, str]) -> list[str]:
+    return [f"{client}: {why}" for client, why in sorted(reasons.items())]
 
 
 def _means(scores: list[Score]) -> dict[str, float | None]:
@@ -179,13 +184,16 @@ def run(
         earlier = checkpoints.seconds if checkpoints is not None else 0.0
         history = _history(checkpoints, progress.round)
         pool = backend(experiment, context, store)
+        unsaved: dict[int, str] = {}
         try:
             loop(experiment, context, pool, progress, report)
             if path is not None and models:
-                save_models(path / "models", context, progress, pool, experiment.clients)
+                unsaved = save_models(path / "models", context, progress, pool, experiment.clients)
         finally:
             pool.close()
         summary = summarise(experiment, context, record, earlier + time.perf_counter() - started)
+        if unsaved:
+            summary["without_model"] = {str(client): why for client, why in sorted(unsaved.items())}
         summary["made_with"] = history
         if measured:
             summary["steps_measured"] = measured
@@ -356,12 +364,13 @@ def withdraw(path: Path) -> None:
 
 def backend(experiment: Run, context: Context, store: Store) -> Backend:
     if experiment.backend == "serial":
-        return here(context)
+        return Enduring(context, here(context))
     if experiment.backend == "stacked":
-        return Stacked(context)
+        return Enduring(context, Stacked(context))
     from idiolect.engine.workers import Workers
 
-    return Workers(context, store, experiment.workers or cores(), work.STACK if context.steps == "stacked" else None)
+    parcel = work.STACK if context.steps == "stacked" else None
+    return Workers(context, store, experiment.workers or cores(), parcel, experiment.time_limit)
 
 
 @contextmanager
@@ -433,10 +442,17 @@ def _held_out(experiment: Run, record: Record) -> dict[str, Any]:
 
 
 def _replies(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """What became of those who were drawn; and of whom replies were refused, how often."""
-    counts = {of: sum(len(r[of]) for r in rounds) for of in ("participants", "absent", "dropped", "refused")}
-    named = Counter(entry.partition(":")[0] for r in rounds for entry in r["refused"])
-    return {**counts, "refused_of": dict(sorted(named.items(), key=lambda kv: int(kv[0])))}
+    """What became of those who were drawn; of whom replies were refused, and who failed, how often. Unscored are
+    evaluations of clients that failed in them."""
+    lists = ("participants", "absent", "dropped", "refused", "failed", "unscored")
+    counts = {of: sum(len(r[of]) for r in rounds) for of in lists}
+    return {**counts, **{f"{of}_of": _how_often([e for r in rounds for e in r[of]]) for of in lists[3:]}}
+
+
+def _how_often(entries: list[str]) -> dict[str, int]:
+    """Of each client that is named."""
+    named = Counter(entry.partition(":")[0] for entry in entries)
+    return dict(sorted(named.items(), key=lambda kv: int(kv[0])))
 
 
 def _over_rounds(values: list[float | None], best: Callable[..., float]) -> dict[str, float | None]:
@@ -448,20 +464,24 @@ def _over_rounds(values: list[float | None], best: Callable[..., float]) -> dict
     return {name: v if isfinite(v) else None for name, v in found.items()}  # JSON has no word for it
 
 
-def save_models(path: Path, context: Context, progress: Progress, pool: Backend, clients: int) -> None:
+def save_models(path: Path, context: Context, progress: Progress, pool: Backend, clients: int) -> dict[int, str]:
     """Shared weights, and each client's personal ones. A client whose weights are the shared ones has no file of its
-    own; index.json says which file is whose."""
+    own; index.json says which file is whose, and null of one that failed. These are returned, and why."""
     if path.exists():  # of a run that was killed while it wrote them
         shutil.rmtree(path)
     path.mkdir()
     shared = context.method.published(progress.server).get("model")
-    index: dict[str, str] = {}
+    index: dict[str, str | None] = {}
+    failed: dict[int, str] = {}
     slots = {f"{slot}/{k}": v for slot, value in progress.server.items() for k, v in _named(value)}
     if slots:
         save_file(_own(slots), path / "server.safetensors")
     if isinstance(shared, Tree):
         save_file(_own(shared), path / "shared.safetensors")
     for reply in pool.do(turns(context, progress, "personal", range(clients))):
+        if reply.failed:
+            index[str(reply.client)], failed[reply.client] = None, reply.failed
+            continue
         assert reply.weights is not None
         if isinstance(shared, Tree) and reply.weights.equals(shared):
             index[str(reply.client)] = "shared.safetensors"
@@ -470,6 +490,7 @@ def save_models(path: Path, context: Context, progress: Progress, pool: Backend,
         save_file(_own(reply.weights), path / name)
         index[str(reply.client)] = name
     write(path / "index.json", json.dumps(dict(sorted(index.items(), key=lambda kv: int(kv[0]))), indent=1) + "\n")
+    return failed
 
 
 def _own(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

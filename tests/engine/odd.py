@@ -61,13 +61,136 @@ class Waiting(Shared):
                 time.sleep(0.01)
 
 
+def hog():
+    """Ask for more memory than this process may have from now on."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), limit[1]))
+    held = []
+    try:
+        while True:
+            held.append(torch.ones(4 << 20))
+    finally:
+        held.clear()
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+
+
+FAILURES = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "exit": lambda: os._exit(7),
+    "hang": lambda: time.sleep(10**6),
+    "hog": hog,
+    "list": lambda: [0] * (1 << 60),
+}
+
+
 @dataclass(frozen=True)
-class AlwaysKilled(Shared):
-    client: int = 0
+class Failing(Shared):
+    """Some clients fail in one of their functions, so many times in each round that it is asked for."""
+
+    folder: str = ""
+    clients: tuple[int, ...] = ()
+    how: str = "kill"
+    times: int = 10**6
+    where: str = "local"
+
+    def fail(self, me, where):
+        if where == self.where and me.id in self.clients:
+            before = len(list(Path(self.folder).glob(f"{me.id}-{me.round}-*")))
+            if before < self.times:
+                Path(self.folder, f"{me.id}-{me.round}-{before}").touch(exist_ok=False)
+                FAILURES[self.how]()
 
     def before(self, me):
-        if me.id == self.client:
-            os.kill(os.getpid(), signal.SIGKILL)
+        self.fail(me, "local")
+
+
+@dataclass(frozen=True)
+class FailingTwice(Failing):
+    """Some fail always, and some once."""
+
+    once: tuple[int, ...] = ()
+
+    def before(self, me):
+        replace(self, clients=self.once, times=1).fail(me, "local")
+        self.fail(me, "local")
+
+
+@dataclass(frozen=True)
+class Asked(Failing):
+    """Clients are asked something first."""
+
+    def ask(self, me, down, mine):
+        self.fail(me, "ask")
+        return Up(sum={"n": torch.tensor(float(me.n))})
+
+
+@dataclass(frozen=True)
+class Greeting(Failing):
+    """Clients introduce themselves."""
+
+    def init(self, net):
+        return replace(super().init(net), rows={"n": torch.tensor(0.0)})
+
+    def down(self, server, row):
+        return server
+
+    def hello(self, me, down, mine):
+        self.fail(me, "hello")
+        return {"n": torch.tensor(float(me.n))}
+
+
+@dataclass(frozen=True)
+class Unpredictable(Failing):
+    """A client that has trained fails when it is to predict with what it received, not with what it trained."""
+
+    where: str = "personal"
+
+    def personal(self, me, down, mine):
+        if me.visits and mine["count"] == me.visits:
+            self.fail(me, "personal")
+        return super().personal(me, down, mine)
+
+
+@dataclass(frozen=True)
+class FailingTogether(Failing):
+    """What several clients compute together fails the first times: a stack's loss, or the scores of one batch."""
+
+    where: str = "loss"
+
+    def local(self, me, down, mine):
+        return Up(mean={"model": me.train(down["model"], loss=self.loss)}), {"count": mine["count"] + 1}
+
+    def loss(self, task, w, batch):
+        self.fail_together("loss")
+        return task.loss(w, batch)
+
+    def logits(self, task, w, x):
+        self.fail_together("logits")
+        return super().logits(task, w, x)
+
+    def fail_together(self, where):
+        if where != self.where:
+            return
+        before = len(list(Path(self.folder).iterdir()))
+        if before < self.times:
+            Path(self.folder, str(before)).touch(exist_ok=False)
+            FAILURES[self.how]()
+
+
+def ended():
+    os._exit(3)
+
+
+@dataclass(frozen=True)
+class Unborn(Shared):
+    """A worker ends when it is told of this method."""
+
+    def __reduce__(self):
+        return ended, ()
 
 
 @dataclass(frozen=True)
@@ -146,3 +269,19 @@ class Remembering(Method):
     def local(self, me, down, mine):
         w = me.train(down["model"])
         return Up(mean={"model": w}), {"last": w, "before": mine["last"]}
+
+
+@dataclass(frozen=True)
+class Orphaning(Shared):
+    """One client kills the server of which its process is a fork, and waits for its own end."""
+
+    folder: str = ""
+    starter: int = 0
+    client: int = 0
+
+    def before(self, me):
+        told = Path(self.folder, "orphan")
+        if me.id == self.client and not told.exists():
+            told.touch()
+            os.kill(self.starter, signal.SIGKILL)
+            time.sleep(10**6)

@@ -1,6 +1,5 @@
 """Worker processes: the same bits however many there are and whatever happens to them; errors say where; none is left."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,49 +11,13 @@ from pathlib import Path
 import odd
 import pytest
 import torch
+from pools import begin, carried_out, nobody_left, same
 
 from harness import SIZES, experiment, federation, run
 from idiolect.engine import workers
 from idiolect.engine.loop import loop, turns
-from idiolect.engine.progress import Progress
-from idiolect.engine.serial import Serial
 from idiolect.errors import ClientError, ContractError, UsageError
-from idiolect.method import Rows
 from idiolect.running import one_thread
-
-
-def begin(experiment, count=2, parcel=None, file=None):
-    context = experiment.context()
-    store = context.store(experiment.clients, file)
-    pool = workers.Workers(context, store, count, parcel) if count else Serial(context)
-    return context, Progress(context.state.server, Rows(context.state.rows), store), pool
-
-
-def carried_out(experiment, count=2, parcel=None, file=None, watch=lambda report, pool: None):
-    """The loop with a pool that the test can reach."""
-    context, progress, pool = begin(experiment, count, parcel, file)
-    with one_thread():
-        try:
-            loop(experiment, context, pool, progress, lambda report: watch(report, pool))
-        finally:
-            pool.close()
-    assert count == 0 or nobody_left(pool)
-    return progress
-
-
-def nobody_left(pool):
-    processes = [w.process for w in pool._workers]
-    return not any(p.is_alive() for p in processes) and not set(processes) & set(multiprocessing.active_children())
-
-
-def same(one, two, clients=8):
-    assert one.server["model"].equals(two.server["model"])
-    assert one.store.visits.tolist() == two.store.visits.tolist()
-    for i in range(clients):
-        a, b = one.store.read(i), two.store.read(i)
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k].equals(b[k]) for k in a)
-    return True
 
 
 @pytest.fixture
@@ -108,19 +71,8 @@ def test_accidents_of_different_rounds_do_not_add_up(folder):
     lists = [[0, 1, 2]]
     plain = carried_out(experiment(odd.Shared(), rounds=5, ratio=lists), count=0)
     found = carried_out(experiment(method, rounds=5, ratio=lists), count=1)
-    assert len(list(Path(folder).iterdir())) == 5 > workers.REPLACED
+    assert len(list(Path(folder).iterdir())) == 5
     assert same(plain, found)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_worker_that_always_dies_is_an_error_in_the_end(count):
-    context, progress, pool = begin(experiment(odd.AlwaysKilled(client=0), ratio=1.0), count)
-    seen = []
-    with pytest.raises(ClientError, match=r"A worker died 3 times \(exit code -9\) at clients? .*\b0\b"):
-        loop(experiment(odd.AlwaysKilled(client=0), ratio=1.0), context, pool, progress, seen.append)
-    assert len(seen) == 1  # the evaluation before the first round
-    pool.close()
-    assert nobody_left(pool)
 
 
 @pytest.mark.parametrize("backend", ["serial", "workers", "stacked"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class Compiled:
     batch_size: int
     known: dict[Hashable, Function | None] = field(default_factory=dict, repr=False)
     fit: bool | None = field(default=None, repr=False)
+    uncounted: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, repr=False)  # no client's time
 
     def __call__(self, task: Task, phase: Phase) -> Tree:
         if not self._fits(task, phase):
@@ -74,7 +75,8 @@ class Compiled:
         if key not in self.known:
             if len(self.known) >= KINDS:
                 return None
-            self.known[key] = made(traced(task, phase, live, batch, inputs), inputs)
+            with self.uncounted():
+                self.known[key] = made(traced(task, phase, live, batch, inputs), inputs)
         return self.known[key]
 
 

@@ -13,6 +13,7 @@ from idiolect.engine.progress import Progress, Report
 from idiolect.engine.reduce import Reduction, copied, summed
 from idiolect.engine.wire import nbytes, sizes
 from idiolect.engine.work import Context, Job, Reply, checked
+from idiolect.errors import ClientError
 from idiolect.method import Facts, Rows, Written
 
 # what clients do, and what the server then makes of it; the first is for methods that ask
@@ -45,6 +46,11 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
     if context.method.says_hello:
         met = {}
         for reply in backend.do(turns(context, progress, "hello", range(run.num_clients))):
+            if reply.failed:
+                raise ClientError(
+                    f"{context.method.name}.hello: client {reply.client} failed twice ({reply.failed}), and the method "
+                    "cannot begin before every client has introduced itself. Mend that, or take another method."
+                )
             assert reply.up is not None
             summed(context.method.name, reply.up, run.secure)
             sent = {slot: copied(value) for slot, value in reply.up.rows.items()}
@@ -80,12 +86,15 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
 
 def exchange(run: Any, context: Context, backend: Backend, progress: Progress, done: Report, kind: str) -> Reduction:
     """A message to each participant, and the replies, combined. Of those that are lost neither the reply nor the new
-    state counts."""
+    state counts; a client that was refused or failed has no more part in the round."""
     name, r = f"{context.method.name}.{kind}", progress.round
     heard = run.reception.begin(name, progress.server, r)
-    ids = [i for i in done.participants if i not in done.refused]
+    ids = [i for i in done.participants if i not in done.refused and i not in done.failed]
     for reply in backend.do(turns(context, progress, kind, ids, run.evaluates(r + 1), run.faults)):
         i = reply.client
+        if reply.failed:
+            done.failed[i] = reply.failed
+            continue
         done.passes += reply.passes / len(done.participants)
         if i in done.dropped:
             continue
@@ -118,8 +127,15 @@ def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, d
     asked: dict[int, Job] = {}
     everyone = turns(context, progress, "received", run.evaluated)
     for reply in backend.do(changed(everyone, progress.standing, context.together, asked)):
-        progress.standing[reply.client] = Standing.of(asked.pop(reply.client), reply)
+        job = asked.pop(reply.client)
+        if reply.failed:
+            done.unscored[reply.client] = reply.failed
+            progress.standing.pop(reply.client, None)
+        else:
+            progress.standing[reply.client] = Standing.of(job, reply)
     for i in order(context, run.evaluated):
+        if i in done.unscored:
+            continue
         scores = done.received if i < run.num_clients else done.held_out
         scores[i] = progress.standing[i].scores
     done.seconds_evaluate = time.perf_counter() - started

@@ -32,6 +32,8 @@ class Report:
     dropped: tuple[int, ...] = ()
     absent: tuple[int, ...] = ()  # drawn for the round, and not there
     refused: dict[int, str] = field(default_factory=dict)  # replies that were not taken in, and why
+    failed: dict[int, str] = field(default_factory=dict)  # participants that were given up, and why
+    unscored: dict[int, str] = field(default_factory=dict)  # likewise in the evaluation
     received: dict[int, tuple[Score, ...]] = field(default_factory=dict)
     trained: dict[int, tuple[Score, ...]] = field(default_factory=dict)
     held_out: dict[int, tuple[Score, ...]] = field(default_factory=dict)

@@ -7,7 +7,7 @@ all of them wait, those that asked for the same kind of phase are trained togeth
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, islice
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from idiolect.client import Phase
 from idiolect.engine import steps
+from idiolect.engine.failing import out_of_memory
 from idiolect.engine.work import Context, Job, Reply
 from idiolect.errors import UsageError
 from idiolect.optim import clipped
@@ -37,9 +38,16 @@ class Stacked:
         self.context, self.together = context, together
 
     def do(self, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for parcel in self.parcels(jobs):
+            yield from self.carry_out(parcel)
+
+    def parcels(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
         for _, parcel in groupby(jobs, key=lambda job: job.parcel if self.context.steps == "stacked" else 0):
             while group := list(islice(parcel, self.together)):
-                yield from _Group(self.context, group).run()
+                yield group
+
+    def carry_out(self, jobs: Sequence[Job]) -> list[Reply]:
+        return _Group(self.context, jobs).run()
 
     def close(self) -> None:
         pass
@@ -63,7 +71,7 @@ def refuse(net: Net) -> None:
 class _Group:
     """Clients that take turns: exactly one thread runs at any time."""
 
-    def __init__(self, context: Context, jobs: list[Job]) -> None:
+    def __init__(self, context: Context, jobs: Sequence[Job]) -> None:
         self.context, self.jobs = context, jobs
         self.events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self.answers: list[SimpleQueue[Any]] = [SimpleQueue() for _ in jobs]
@@ -79,6 +87,7 @@ class _Group:
                 first = next(iter(self.waiting.values()))
                 kind = _kind(first)
                 same = [k for k, p in self.waiting.items() if _kind(p) == kind]
+                self.context.watch([self.jobs[k] for k in same])
                 for k, result in zip(same, self._train([self.waiting.pop(k) for k in same]), strict=True):
                     self.answers[k].put(result)
                     self._listen(k)
@@ -93,6 +102,8 @@ class _Group:
         try:
             return train(task, phases)
         except Exception as error:
+            if out_of_memory(error):
+                raise
             try:
                 steps.train(task, phases[0])
             except Exception as mistake:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from idiolect.engine import work
 from idiolect.engine.compiled import Compiled
-from idiolect.engine.loop import Backend
 from idiolect.engine.serial import Serial
 from idiolect.engine.stacked import Stacked, refuse
 from idiolect.engine.work import Context, Job
@@ -53,7 +52,7 @@ def take(context: Context, steps: str) -> None:
         context.trainer = Compiled(context.settings.batch_size)
 
 
-def here(context: Context) -> Backend:
+def here(context: Context) -> Serial | Stacked:
     """The run's clients in this process."""
     return Stacked(context, work.STACK) if context.steps == "stacked" else Serial(context)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -155,6 +155,7 @@ class Reply:
     seconds: float = 0.0  # of training
     weights: Tree | None = None
     uses: frozenset[str] | None = None  # the received slots that an evaluation rests on; None: on the round as well
+    failed: str = ""  # why there is nothing else in it
 
 
 class Slotted(Mapping[str, Any]):
@@ -174,6 +175,10 @@ class Slotted(Mapping[str, Any]):
     def __len__(self) -> int:
         self.asked.update(self._slots)
         return len(self._slots)
+
+
+def unwatched(jobs: Sequence[Job]) -> None:
+    pass
 
 
 @dataclass
@@ -201,6 +206,7 @@ class Context:
     trainer: Trainer = field(default=train)
     autocast: torch.dtype | None = None  # what networks compute in, where not in `dtype`
     steps: str = "loop"  # how clients take their steps (engine/stepping.py)
+    watch: Callable[[Sequence[Job]], None] = unwatched  # is told which jobs are under way, one or several together
 
     @cached_property
     def net(self) -> Net:
@@ -290,6 +296,7 @@ class Context:
     @contextmanager
     def _blamed(self, job: Job) -> Iterator[None]:
         """What goes wrong in a method's code is told with where it was."""
+        self.watch([job])
         try:
             yield
         except (UsageError, ContractError, ClientError):
@@ -369,6 +376,7 @@ class Context:
 
     def _scored(self, same: list[tuple[Job, Tree, frozenset[str] | None]]) -> Iterator[Reply]:
         with self._blamed(same[0][0]):
+            self.watch([job for job, _, _ in same])
             scores = self.scores([job.client for job, _, _ in same], same[0][1])
         for (job, _, uses), found in zip(same, scores, strict=True):
             yield Reply(job.client, None, None, found, uses=uses)

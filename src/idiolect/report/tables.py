@@ -9,6 +9,7 @@ from typing import Any
 
 Entry = Mapping[str, Any]
 MINUS = "−"
+LISTED = 10  # clients in one sentence
 
 
 def headline(summary: Mapping[str, Any]) -> str:
@@ -51,9 +52,9 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def _cells(entry: Entry) -> Iterator[tuple[str, str]]:
     received, plain = entry["received"], entry["received"]["plain"]
-    refused = entry.get("refused", {"mean": 0.0})["mean"]
-    odd = " (diverged)" if entry["diverged"]["mean"] else f" ({100 * refused:.1f} % refused)" if refused else ""
-    yield "method", entry["label"] + odd
+    lacking = {of: entry[of]["mean"] for of in ("refused", "failed") if of in entry and entry[of]["mean"]}
+    odd = ["diverged"] if entry["diverged"]["mean"] else [f"{100 * v:.1f} % {of}" for of, v in lacking.items()]
+    yield "method", entry["label"] + (f" ({', '.join(odd)})" if odd else "")
     yield "accuracy", percent(plain["last"], spread=True)
     yield "last 10", percent(plain["last10"])
     yield "best", percent(plain["best"])
@@ -109,6 +110,33 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
                 yield from _flat(inner, f"{name}.{key}" if name else key)
     else:
         yield name, value
+
+
+WHAT = {
+    "refused": "{} of {} replies had NaN or inf in them and were refused: {}.",
+    "failed": "{} of {} replies never came, as the client failed twice: {}.",
+    "unscored": "{0} evaluations are missing, as the client failed twice in them: {2}.",
+}
+
+
+def lacking(summary: Mapping[str, Any]) -> list[str]:
+    """A sentence for each kind of thing that a run should have and has not, naming the clients."""
+    replies = summary["replies"]
+    said = [
+        WHAT[of].format(replies[of], replies["participants"], _listed(replies[f"{of}_of"]))
+        for of in WHAT
+        if replies[of]
+    ]
+    if without := summary.get("without_model"):
+        said.append(f"No model is kept of these clients, which failed twice: {_listed(without)}.")
+    return said
+
+
+def _listed(clients: Mapping[str, Any]) -> str:
+    """So many of them, with their numbers of times; what they were given for is in the run's files."""
+    shown = [f"client {i}" + (f" ({v} times)" if isinstance(v, int) and v > 1 else "") for i, v in clients.items()]
+    more = f" and {len(shown) - LISTED} more" if len(shown) > LISTED else ""
+    return ", ".join(shown[:LISTED]) + more
 
 
 def run(summary: Mapping[str, Any]) -> str:
