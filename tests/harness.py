@@ -80,7 +80,14 @@ def world(experiment: Run, supervisor: Any = None) -> World:
         i: int, r: int, order: int, epoch: int, share: float = 1.0, count: int | None = None
     ) -> list[torch.Tensor]:
         n = context.shards.size("train", i) if count is None else count
-        return orders.batches(n, experiment.batch_size, experiment.seed, r, i, order, epoch, share)
+        found = orders.batches(n, experiment.batch_size, experiment.seed, r, i, order, epoch, share)
+        if (pace := experiment.faults.pace(r, i)) < 1:  # of a phase of the run's epochs
+            found = found[: max(math.ceil(pace * experiment.epochs * len(found)) - epoch * len(found), 0)]
+        return found
+
+    def heard(r: int) -> list[int]:
+        there, _ = experiment.faults.there(r, experiment.participants(r))
+        return [i for i in there if not experiment.faults.lost(r, i)]
 
     def linear(name: str, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
         layer = context.net.linear(name, inputs, outputs)
@@ -96,7 +103,7 @@ def world(experiment: Run, supervisor: Any = None) -> World:
         return orders.draw(experiment.seed, purpose, r, i)
 
     return World(
-        clients=experiment.clients, rounds=experiment.rounds, classes=context.classes, participants=experiment.participants,
+        clients=experiment.clients, rounds=experiment.rounds, classes=context.classes, participants=heard,
         data=lambda i: context.shards.part("train", i), batches=batches, module=lambda: experiment.module(), lr=context.rate,
         epochs=experiment.epochs, momentum=experiment.momentum, weight_decay=experiment.weight_decay, linear=linear, split=split, draw=draw,
         another=lambda purpose: dict(context.net.fresh(purpose)),

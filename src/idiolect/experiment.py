@@ -81,10 +81,6 @@ class Run(Fields):
         for name in ("workers", "evaluate_clients"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
-        if self.evaluate_clients is not None and self.evaluate_clients > self.num_clients:
-            raise UsageError(
-                f"evaluate_clients must be at most the {self.num_clients} clients; found {self.evaluate_clients}."
-            )
         _among("backend", self.backend, BACKENDS)
         _among("steps", self.steps, STEPS)
         if self.backend == "stacked" and self.steps != "loop":
@@ -113,6 +109,7 @@ class Run(Fields):
         _among("on_bad_reply", self.on_bad_reply, ON_BAD_REPLY)
         self._check_held_out()
         _ = self.sampler, self.settings, self._schedule, self.reception
+        self._check_reception()
         self.method.check(self)  # type: ignore[union-attr]
         self._rehearse()
 
@@ -140,17 +137,38 @@ class Run(Fields):
         if isinstance(self.split, Federation) and self.split.shift is not None and isinstance(self.shift, Shift):
             raise UsageError("The federation given shifts its samples already; leave shift at none.")
 
-    def _rehearse(self) -> None:
-        """Refuse what only shows in a round: a wrapper that finds nothing to wrap, individuals in a secure run."""
-        if self.secure and (self.reception.rule or self.reception.attack):
-            asked = f"reduce={self.reduce}" if self.reception.rule else f"attack={self.attack}"
+    def _check_reception(self) -> None:
+        honest = self.num_clients - len(self.reception.attackers)
+        if self.evaluate_clients is not None and self.evaluate_clients > honest:
+            those = "clients that do not attack" if self.reception.attackers else "clients"
+            raise UsageError(f"evaluate_clients must be at most the {honest} {those}; found {self.evaluate_clients}.")
+        if self.secure and self.replaces_mean:
             raise UsageError(
-                f"{asked} needs every reply by itself, which secure aggregation hides; take one of the two."
+                f"{self.replaces_mean} needs every reply by itself, which secure aggregation hides; take one of the "
+                "two."
             )
-        if self.secure or self.reception.rule or isinstance(self.method, Wrapper):
+        rule, most = self.reception.rule, self.sampler.largest(self.num_clients)
+        if rule is not None and most < rule.least:
+            raise UsageError(
+                f"reduce={self.reduce} needs {rule.least} replies, and no round has more than {most} participants; "
+                "take another reduction, or a larger ratio."
+            )
+
+    @property
+    def replaces_mean(self) -> str:
+        """The field by which something else is averaged than what clients send, or otherwise than by the mean."""
+        if self.reception.rule is not None:
+            return f"reduce={self.reduce}"
+        hostile = self.reception.attack
+        return f"attack={self.attack}" if hostile is not None and hostile.sends else ""
+
+    def _rehearse(self) -> None:
+        """Refuse what only shows in a round: a wrapper that finds nothing to wrap, individuals in a secure run, a
+        reduction or an attack that the method's replies go past."""
+        if self.secure or self.replaces_mean or isinstance(self.method, Wrapper):
             from idiolect.rehearsing import refuse  # which makes a run of its own
 
-            refuse(cast(Method, self.method), self.secure, self.reception.rule is not None)
+            refuse(cast(Method, self.method), self.secure, self.replaces_mean)
 
     # what the engine asks
 
@@ -183,6 +201,12 @@ class Run(Fields):
         bad = hostile.attackers(self.num_clients, self.seed) if hostile else frozenset()
         return Reception(self.on_bad_reply, robust.rule(self.reduce), hostile, bad, self.seed)
 
+    @property
+    def liars(self) -> frozenset[int]:
+        """Clients that train on wrong labels."""
+        hostile = self.reception.attack
+        return self.reception.attackers if hostile is not None and not hostile.sends else frozenset()
+
     def evaluates(self, finished: int) -> bool:
         """Whether clients are evaluated after so many rounds."""
         return finished % self.evaluate_every == 0 or finished == self.rounds
@@ -193,17 +217,18 @@ class Run(Fields):
         same in every round, and all that are held out."""
         if self.evaluate_clients is None and not self.reception.attackers:
             return range(self.clients)
-        count = self.num_clients if self.evaluate_clients is None else self.evaluate_clients
-        drawn = orders.draw(self.seed, "evaluated").choice(self.num_clients, count, replace=False).tolist()
-        return [*sorted(set(drawn) - self.reception.attackers), *range(self.num_clients, self.clients)]
+        honest = [i for i in range(self.num_clients) if i not in self.reception.attackers]
+        count = len(honest) if self.evaluate_clients is None else self.evaluate_clients
+        drawn = orders.draw(self.seed, "evaluated").choice(honest, count, replace=False).tolist()
+        return [*sorted(drawn), *range(self.num_clients, self.clients)]
 
     @property
     def evaluated_in_words(self) -> str:
-        clients = "all clients"
-        if self.evaluate_clients is not None:
-            clients = f"{self.evaluate_clients:,} of {self.num_clients:,} clients, drawn once from the seed"
         bad = len(self.reception.attackers)
-        return clients + (f" but the {bad} that attack" if bad else "")
+        if self.evaluate_clients is None:
+            return f"all clients but the {bad} that attack" if bad else "all clients"
+        of = f"{self.num_clients - bad:,} clients" + (" that do not attack" if bad else "")
+        return f"{self.evaluate_clients:,} of {of}, drawn once from the seed"
 
     @cached_property
     def settings(self) -> Settings:
@@ -291,6 +316,8 @@ class Run(Fields):
         data = self.federation.dataset
         if self.settings.augment is not None:
             self.settings.augment.check(data.name, data.shape)
+        if self.liars and data.loss == "squared":
+            raise UsageError(f"attack={self.attack} needs classes, and '{data.name}' has numbers; take another attack.")
         return Context(
             method=cast(Method, self.method), module=self.module(), shape=data.shape,
             classes=data.classes, loss=data.loss, dtype=DTYPES[self.dtype],
@@ -298,7 +325,7 @@ class Run(Fields):
             lr=self.lr, schedule=self._schedule, rounds=self.rounds, own_buffers=self.buffers == "local",
             device=self.device, network=self._network_name, options=self._options, num_clients=self.num_clients,
             autocast=None if self.autocast is None else precision.AUTOCAST[self.autocast],
-            liars=self.reception.attackers if self.attack.startswith("labels") else frozenset(),
+            liars=self.liars,
         )  # type: ignore[arg-type]  # fmt: skip
 
     @property

@@ -302,9 +302,10 @@ def _finite(context: Observed, progress: Progress, last: Report) -> bool:
 # what is refused
 
 
-def refuse(method: Method, secure: bool, robust: bool = False) -> None:
+def refuse(method: Method, secure: bool, replaces_mean: str = "") -> None:
     """Refuse (UsageError) what a method refuses in its first round, as a wrapper does that finds nothing to wrap; of a
-    secure run, a method that sends individuals; of one with a robust reduction, a method without a mean.
+    secure run, a method that sends individuals; of one that puts something in the place of the mean (the field that
+    says so), a method whose weights are sent otherwise.
 
     One that does not fit the rehearsal's network may fit the run's: of it nothing is said here."""
     try:
@@ -312,27 +313,38 @@ def refuse(method: Method, secure: bool, robust: bool = False) -> None:
     except UsageError:
         return
     try:
-        rows_of = facts(method).rows_of if secure else _first_round(method)
-        averaged = not robust or bool(facts(method).mean)
+        first = _first_round(method)
+        rows_of = facts(method).rows_of if secure else {}
     except UsageError:
         raise
     except Exception:  # a mistake in the method, which the run shows with its place
         return
-    for slots in rows_of.values() if secure else ():
+    for slots in rows_of.values():
         raise individual(method.name, slots)
-    if not averaged:
+    if replaces_mean and first.sends and not first.averages:
         raise UsageError(
-            f"{method.name} sends nothing that is averaged, so no reduction can stand in the place of the mean; leave "
-            "reduce=mean, or take another method ('idiolect methods --json' tells what each sends)."
+            f"{replaces_mean} concerns what is averaged, and {method.name} sends its weights otherwise; leave it out, "
+            "or take another method ('idiolect methods --json' tells what each sends)."
         )
 
 
+@dataclass(frozen=True)
+class FirstRound:
+    """Whether a client's reply has anything in it, and whether weights are averaged: more than running statistics."""
+
+    sends: bool
+    averages: bool
+
+
 @cache
-def _first_round(method: Method) -> dict[str, tuple[str, ...]]:
+def _first_round(method: Method) -> FirstRound:
     run, context = stage(method)
     backend = Watched(context)
     progress = Progress(context.state.server, Rows(context.state.rows), context.store(CLIENTS))
     with one_thread():
         hello(run, context, backend, progress)
         one_round(run, context, backend, progress)
-    return _rows_of(backend)
+    up = backend.last["local", VETERAN].reply.up
+    assert up is not None
+    averaged = [k for value in up.mean.values() if isinstance(value, Tree) for k in value]
+    return FirstRound(bool(tensors([up.mean, up.sum, up.rows])), any(k not in context.net.buffers for k in averaged))

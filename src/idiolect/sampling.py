@@ -32,6 +32,12 @@ class Sampler:
             count = int(draw.integers(count, max(1, int(clients * self.high + 1e-9)), endpoint=True))
         return sorted(draw.choice(clients, size=count, replace=False).tolist())
 
+    def largest(self, clients: int) -> int:
+        """Clients of the largest round that there can be."""
+        if self.kind == "given":
+            return max(map(len, self.lists))
+        return clients if self.kind == "bernoulli" else max(1, int(clients * self.high + 1e-9))
+
     def most(self, clients: int, rounds: int) -> int:
         """Different clients that so many rounds come to at most; for bernoulli on average."""
         if self.kind == "given":

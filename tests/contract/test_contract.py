@@ -21,7 +21,7 @@ from idiolect.engine import orders
 from idiolect.engine.loop import loop
 from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
-from idiolect.engine.wire import nbytes
+from idiolect.engine.wire import nbytes, tensors
 from idiolect.errors import UsageError
 from idiolect.method import Facts, Method, Rows, Up, Wrapper, Written
 from idiolect.running import one_thread
@@ -430,6 +430,9 @@ ODD = {
         "rounds": 2,
     },
     "lost replies": {"drop": 0.4, "rounds": 6},
+    "clients away": {"absent": 0.5, "rounds": 6},
+    "slow clients": {"slow": 0.8},
+    "clients that come late and leave early": {"late": 0.7, "leave": 0.7, "rounds": 6},
     "rounds of nobody": {"ratio": "bernoulli:0.1", "rounds": 6},
     "a learning rate of nearly nothing": {"lr": 1e-12},
     "no rounds": {"rounds": 0},
@@ -487,6 +490,79 @@ def test_a_client_whose_reply_was_dropped_keeps_its_state(name):
     if not plans(run_.method):  # and the whole run is that of the clients that were heard
         heard = run(prepared(name, ratio=accepted, rounds=6))
         assert same(table(progress), table(heard.progress))
+
+
+FAULTS = {"absent": 0.2, "drop": 0.2, "slow": 0.5, "late": 0.3, "leave": 0.3}
+
+
+@every_method
+def test_with_every_fault_at_once_workers_give_the_bits_of_serial(name):
+    """And participants are those of every method, in time and not."""
+    fields = FAULTS | {"rounds": 6, "ratio": 0.8}
+    serial, found = (run(prepared(name, **fields, **b)) for b in ({}, {"backend": "workers", "workers": 2}))
+    assert same(table(serial.progress), table(found.progress))
+    assert measured(serial) == measured(found)
+    assert finite(found)
+    faults = found.run.faults
+    for r, row in enumerate(found.rounds[1:]):
+        there, away = faults.there(r, found.run.participants(r))
+        assert (row["participants"], row["absent"], row["refused"]) == (there, away, [])
+        assert row["dropped"] == [i for i in there if faults.lost(r, i)]
+    assert all(any(row[what] for row in found.rounds) for what in ("participants", "absent", "dropped"))
+
+
+@every_method
+def test_slow_clients_are_stacked_too(name):
+    serial, stacked = (run(prepared(name, slow=0.7, backend=b)) for b in ("serial", "stacked"))
+    assert close(table(serial.progress), table(stacked.progress), 1e-10)
+    assert [r["gradient_passes"] for r in serial.rounds] == [r["gradient_passes"] for r in stacked.rounds]
+
+
+class Poisoned(Serial):
+    """One client's replies are no numbers."""
+
+    bad = 2
+
+    def do(self, jobs):
+        for reply in super().do(jobs):
+            sent = [t for t in tensors([reply.up and vars(reply.up), reply.mine or {}]) if t.is_floating_point()]
+            if reply.client == self.bad and reply.weights is None and sent:
+                up = Up(**{k: poisoned(getattr(reply.up, k)) for k in ("mean", "sum", "rows")}, weight=reply.up.weight)
+                yield dataclasses.replace(reply, up=up, mine=reply.mine and poisoned(reply.mine))
+            else:
+                yield reply
+
+
+def poisoned(slots):
+    nan = lambda t: torch.full_like(t, math.nan) if t.is_floating_point() else t
+    return {slot: v.map(nan) if isinstance(v, Tree) else nan(v) for slot, v in slots.items()}
+
+
+@every_method
+def test_replies_that_are_no_numbers_are_as_if_their_client_was_not_there(name):
+    """Whatever the exchange: with its introduction it is a stranger, otherwise refused by name in each round."""
+    run_ = prepared(name)
+    context, reports = run_.context(), []
+    progress = Progress(context.state.server, Rows(context.state.rows), context.store(CLIENTS))
+    with one_thread():
+        loop(run_, context, Poisoned(context), progress, reports.append)
+    bad, first = Poisoned.bad, reports[0]
+    drawn = [bad in run_.participants(r) for r in range(run_.rounds)]
+    assert any(drawn)
+    refused = [bad in report.refused for report in reports[1:]]
+    if not any(refused):
+        silent = not tensors([run_.context().state.client]) and name == "local"
+        assert silent or first.refused.keys() == {bad}
+        assert silent or [bad in report.absent for report in reports[1:]] == drawn
+    else:
+        assert refused == drawn
+        assert all("NaN or inf in" in why for report in reports for why in report.refused.values())
+    assert all(t.isfinite().all() for k, t in table(progress).items() if t.is_floating_point()), "a NaN came through"
+    assert name == "local" or not progress.store.visits[bad]
+    if not plans(run_.method) and not method(name).says_hello:
+        others = [[i for i in run_.participants(r) if i != bad] for r in range(run_.rounds)]
+        if name != "local":
+            assert same(table(progress), table(run(prepared(name, ratio=others)).progress))
 
 
 # names and files

@@ -38,15 +38,25 @@ class Attack:
     share: float
     size: float
 
+    @property
+    def sends(self) -> bool:
+        """Whether something else is sent than what training gave."""
+        return self.kind != "labels"
+
     def attackers(self, clients: int, seed: int) -> frozenset[int]:
         """The same for every method."""
-        chosen = draw(seed, "attackers").choice(clients, int(self.share * clients + 0.5), replace=False)
-        return frozenset(map(int, chosen))
+        count = int(self.share * clients + 0.5)
+        if not 0 < count < clients:
+            raise UsageError(
+                f"attack={self.kind}:{self.share:g} makes {count} of {clients} clients attackers, which leaves no "
+                f"{'honest one' if count else 'attacker'}; choose another share."
+            )
+        return frozenset(map(int, draw(seed, "attackers").choice(clients, count, replace=False)))
 
     def corrupt(self, replies: list[tuple[int, Up]], bad: Iterable[int], server: Slots, seed: int, round: int) -> None:
         """Replace, in the list of a round's replies, those of the clients `bad`."""
         places = [k for k, (client, _) in enumerate(replies) if client in bad]
-        if not places or self.kind == "labels":
+        if not places or not self.sends:
             return
         if self.kind == "little":
             sent = self._little([replies[k][1] for k in places], len(replies))

@@ -74,7 +74,7 @@ class Checkpoints:
                 files |= self._tensors(r, name, ((str(k), note, 0) for k, note in enumerate(fresh)))
             elif fresh:
                 files |= self._put(f"{r}-{name}.parquet", _parquet(fresh))
-        self._list(r, files)
+        self._list(r, files, sorted(progress.strangers))
         self.files, self.rows = files, dict(rows)
         self.written = {name: len(table) for name, table in record.items()}
         store.changed.clear()
@@ -98,9 +98,9 @@ class Checkpoints:
         _write(self.folder / name, content)
         return {name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **more}}
 
-    def _list(self, r: int, files: Mapping[str, Any]) -> None:
+    def _list(self, r: int, files: Mapping[str, Any], strangers: list[int]) -> None:
         known = {"format": FORMAT, "round": r, "about": dict(self.about), "history": self.history}
-        listed = {**known, "seconds": self.seconds, "files": files}
+        listed = {**known, "strangers": strangers, "seconds": self.seconds, "files": files}
         _write(self.folder / f"{r}.json", json.dumps({**listed, "sha256": _signed(listed)}, indent=1).encode())
         _flush(self.folder)
 
@@ -178,6 +178,7 @@ class Checkpoints:
                 progress.store.write(int(i), mine)
                 progress.store.visits[int(i)] = visits
         progress.server, progress.round = server, listed["round"]
+        progress.strangers = frozenset(listed["strangers"])
         progress.rows = Rows(progress.rows.template, Written(rows))
         record: dict[str, list[dict[str, Any]]] = {NOTES: [dict(slots) for _, slots, _ in self._entries(files, NOTES)]}
         for name in files:

@@ -41,10 +41,11 @@ def loop(run: Any, context: Context, backend: Backend, progress: Progress, repor
 
 
 def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> Report:
-    """Every client introduces itself, where the method has it do so."""
+    """Every client introduces itself, where the method has it do so. One whose introduction is refused stays a stranger
+    with an unwritten row, and is away in every round: the server knows nothing of it that the method rests on."""
     done = Report(0)
     if context.method.says_hello:
-        met = {}
+        name, met = f"{context.method.name}.hello", {}
         for reply in backend.do(turns(context, progress, "hello", range(run.num_clients))):
             if reply.failed:
                 raise ClientError(
@@ -52,19 +53,24 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
                     "cannot begin before every client has introduced itself. Mend that, or take another method."
                 )
             assert reply.up is not None
+            done.passes += reply.passes / run.num_clients
+            done.bytes_up += nbytes(reply.up.rows)
+            if fault := run.reception.fault(name, reply, 0):
+                done.refused[reply.client] = fault
+                continue
             summed(context.method.name, reply.up, run.secure)
             sent = {slot: copied(value) for slot, value in reply.up.rows.items()}
             met[reply.client] = {**progress.rows[reply.client], **sent}
-            done.bytes_up += nbytes(sent)
-            done.passes += reply.passes / run.num_clients
-        progress.rows = Rows(progress.rows.template, Written(met))
+        if not met:
+            raise ClientError(f"{name}: every client's introduction was refused, the first for {fault}.")
+        progress.rows, progress.strangers = Rows(progress.rows.template, Written(met)), frozenset(done.refused)
     return done
 
 
 def one_round(run: Any, context: Context, backend: Backend, progress: Progress) -> Report:
     started, r, method = time.perf_counter(), progress.round, context.method
-    ids, away = run.faults.there(r, run.participants(r))
-    done = Report(r + 1, tuple(ids), tuple(i for i in ids if run.faults.lost(r, i)), absent=tuple(away))
+    done = attendance(run, progress)
+    ids = done.participants
     if ids:
         known = facts(run, context, r, {i: context.shards.size("train", i) for i in ids})
         progress.server, progress.rows = method.plan(progress.server, progress.rows, known)
@@ -77,6 +83,7 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
         known = facts(run, context, r, heard.weights)
         progress.server, progress.rows = getattr(method, then)(*told[-1], heard.result(), known)
         checked(f"{method.name}.{then}", "server", progress.server, context.state.server, f"round {r}")
+        run.reception.guard(f"{method.name}.{then}", told[-1][0], progress.server, r)
     done.bytes_down = sum(sizes([method.down(server, rows[i]) for server, rows in told] for i in ids))
     progress.round = r + 1
     done.notes = dict(method.notes(progress.server))
@@ -84,9 +91,18 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
     return done
 
 
+def attendance(run: Any, progress: Progress) -> Report:
+    """Who takes part in this round, who of those drawn is away, and whose reply will be lost."""
+    r = progress.round
+    here, away = run.faults.there(r, run.participants(r))
+    ids = tuple(i for i in here if i not in progress.strangers)
+    absent = tuple(sorted({*away, *here} - {*ids}))
+    return Report(r + 1, ids, tuple(i for i in ids if run.faults.lost(r, i)), absent)
+
+
 def exchange(run: Any, context: Context, backend: Backend, progress: Progress, done: Report, kind: str) -> Reduction:
-    """A message to each participant, and the replies, combined. Of those that are lost neither the reply nor the new
-    state counts; a client that was refused or failed has no more part in the round."""
+    """A message to each participant, and the replies, combined. Of those that are lost or refused neither the reply nor
+    the new state counts; a client that was refused or failed has no more part in the round."""
     name, r = f"{context.method.name}.{kind}", progress.round
     heard = run.reception.begin(name, progress.server, r)
     ids = [i for i in done.participants if i not in done.refused and i not in done.failed]
@@ -98,10 +114,11 @@ def exchange(run: Any, context: Context, backend: Backend, progress: Progress, d
         done.passes += reply.passes / len(done.participants)
         if i in done.dropped:
             continue
+        assert reply.up is not None
+        done.bytes_up += nbytes([reply.up.mean, reply.up.sum, reply.up.rows])
         if fault := run.reception.fault(name, reply, r):
             done.refused[i] = fault
             continue
-        assert reply.up is not None
         summed(context.method.name, reply.up, run.secure)
         heard.add(i, reply.up, context.shards.size("train", i))
         if reply.mine is not None:
@@ -109,7 +126,6 @@ def exchange(run: Any, context: Context, backend: Backend, progress: Progress, d
             progress.store.write(i, reply.mine)
             if i not in run.reception.attackers:
                 done.trained[i] = reply.scores
-        done.bytes_up += nbytes([reply.up.mean, reply.up.sum, reply.up.rows])
     return heard
 
 

@@ -19,6 +19,7 @@ class Progress:
     rows: Rows
     store: Store
     round: int = 0
+    strangers: frozenset[int] = frozenset()  # clients whose introduction was refused
     standing: dict[int, Standing] = field(default_factory=dict)  # clients' last evaluations
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 from idiolect.engine.attacks import Attack, held_as
 from idiolect.engine.reduce import Reduction, copied
 from idiolect.engine.robust import Rule
-from idiolect.engine.work import Reply
-from idiolect.errors import ClientError, UsageError
+from idiolect.engine.work import Reply, checked
+from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Slots, Up
 from idiolect.tree import Tree
 
@@ -33,51 +34,82 @@ class Reception:
 
     def begin(self, name: str, server: Slots, round: int) -> Reduction:
         """An empty reduction of one exchange's replies."""
-        if self.rule is None and self.attack is None:
-            return Reduction(name, server)
-        return Gathered(name, server, self, round)
+        plain = self.rule is None and (self.attack is None or not self.attack.sends)
+        return Reduction(name, server) if plain else Gathered(name, server, self, round)
 
     def fault(self, name: str, reply: Reply, round: int) -> str | None:
-        """Why a reply is refused; None if it is not."""
-        if self.bad == "accept" or reply.up is None:
+        """Why a reply is refused for its numbers; None if it is not."""
+        if self.bad == "accept" or (fault := bad_numbers(reply)) is None:
             return None
-        parts = {"up.mean": reply.up.mean, "up.sum": reply.up.sum, "up.rows": reply.up.rows, "mine": reply.mine or {}}
-        entries = {f"{part}[{slot!r}]": value for part, slots in parts.items() for slot, value in slots.items()}
-        if all_finite([t for value in entries.values() for t in _floats(value).values()]):
-            return None
-        where = next(f"{entry} {k}".rstrip() for entry, v in entries.items() for k, t in _floats(v).items() if _odd(t))
         if self.bad == "stop":
             raise ClientError(
-                f"{name}: the reply of client {reply.client} in round {round} has NaN or inf in {where}. Take a "
-                "smaller learning rate, or let such replies be dropped (on_bad_reply=drop)."
+                f"{name}: the reply of client {reply.client} in round {round} has {fault}. Take a smaller learning "
+                "rate, or let such replies be dropped (on_bad_reply=drop)."
             )
-        return f"NaN or inf in {where}"
+        return fault
+
+    def guard(self, name: str, before: Slots, after: Slots, round: int) -> None:
+        """Refuse to go on with NaN or inf that the server made of sound replies (they may be too large to add up)."""
+        if self.bad == "accept" or after is before or all_finite(list(_floats(after))):
+            return
+        if all_finite(list(_floats(before))):
+            raise ClientError(
+                f"{name} made {_where({'server': after})} of the replies of round {round}, which were all finite. Take "
+                "a smaller learning rate; on_bad_reply=accept goes on with it."
+            )
+
+
+def bad_numbers(reply: Reply) -> str | None:
+    """What is no number in a reply, or in the state that its client would keep: where it is; None if all are."""
+    up = reply.up or Up()
+    if up.weight is not None and not (isfinite(up.weight) and up.weight >= 0):
+        return f"a weight of {up.weight:g}"
+    parts = {"up.mean": up.mean, "up.sum": up.sum, "up.rows": up.rows, "mine": reply.mine or {}}
+    return None if all_finite([t for slots in parts.values() for t in _floats(slots)]) else _where(parts)
+
+
+def misfit(name: str, reply: Reply, heard: Reduction, mine: Slots | None, round: int) -> str | None:
+    """Why a reply cannot be combined with those in `heard`, or its state not be kept where `mine` is expected: other
+    names, shapes or dtypes. None if it can.
+
+    In a simulation that is the method's mistake, and the run stops with it. A server whose clients are others' machines
+    asks this first, and refuses the one reply."""
+    try:
+        if not isinstance(reply.up, Up):
+            return f"{name} returned no Up (client {reply.client})."
+        heard.check(reply.client, reply.up)
+        if mine is not None:
+            checked(name, "mine", reply.mine or {}, mine, f"client {reply.client}, round {round}")
+    except ContractError as error:
+        return str(error)
+    return None
 
 
 class Gathered(Reduction):
-    """All replies are held until the last is there: an attacker may look at the others, and a rule needs them all."""
+    """Means are held until the last reply is there: an attacker may look at the others, and a rule needs them all. Sums
+    and rows are taken at once, as ever. Memory: a model a reply, and with a rule as much again while it works."""
 
     def __init__(self, name: str, server: Slots, how: Reception, round: int) -> None:
         super().__init__(name, server)
         self.how, self.round = how, round
         self.replies: list[tuple[int, Up]] = []
-        self.sizes: dict[int, float] = {}
 
-    def add(self, client: int, up: Up, weight: float) -> None:
-        mean, sum_, rows = ({k: copied(v) for k, v in kind.items()} for kind in (up.mean, up.sum, up.rows))
-        self.replies.append((client, Up(mean, sum_, rows, up.weight)))
-        self.sizes[client] = weight
-        self.weights[client] = weight if up.weight is None else up.weight
+    def _take(self, client: int, up: Up, weight: float) -> None:
+        super()._take(client, replace(up, mean={}), weight)
+        mean = {slot: copied(value) for slot, value in up.mean.items()}
+        self.replies.append((client, Up(mean, weight=self.weights[client])))
 
     def result(self) -> Up:
-        if self.how.attack is not None:
-            self.how.attack.corrupt(self.replies, self.how.attackers, self.server, self.how.seed, self.round)
-        self.weights = {}
+        found, how = super().result(), self.how
+        if how.attack is not None:
+            how.attack.corrupt(self.replies, how.attackers, self.server, how.seed, self.round)
+        return replace(found, mean=self._averaged() if how.rule is None else self._by(how.rule))
+
+    def _averaged(self) -> Slots:
+        plain = Reduction(self.name, self.server)
         for client, up in self.replies:
-            super().add(client, up, self.sizes[client])
-        mean = self.mean if self.how.rule is None else self._by(self.how.rule)
-        found = super().result()
-        return Up(mean=mean, sum=found.sum, rows=found.rows, weight=found.weight)
+            plain._take(client, up, 0.0)
+        return plain.mean
 
     def _by(self, rule: Rule) -> dict[str, Any]:
         ups = [up for _, up in self.replies]
@@ -104,16 +136,23 @@ def all_finite(tensors: list[Tensor]) -> bool:
     if not tensors:
         return True
     norms = torch.stack([n.double() for n in torch._foreach_norm(tensors, 1)])
-    return bool(norms.isfinite().all()) or all(not _odd(t) for t in tensors)
+    return bool(norms.isfinite().all()) or all(bool(t.isfinite().all()) for t in tensors)
 
 
-def _odd(t: Tensor) -> bool:
-    return not bool(t.isfinite().all())
+def _where(parts: Mapping[str, Slots]) -> str:
+    """The first entry that is no number."""
+    for part, slots in parts.items():
+        for slot, value in slots.items():
+            for k, t in _entries(value).items():
+                if t.is_floating_point() and not t.isfinite().all():
+                    return f"NaN or inf in {part}['{slot}'] {k}".rstrip()
+    raise AssertionError("all numbers are finite")
 
 
 def _entries(value: Any) -> Mapping[str, Tensor]:
     return value if isinstance(value, Tree) else {"": value}
 
 
-def _floats(value: Any) -> dict[str, Tensor]:
-    return {k: t.detach() for k, t in _entries(value).items() if t.is_floating_point() and t.numel()}
+def _floats(slots: Slots) -> Iterator[Tensor]:
+    for value in slots.values():
+        yield from (t.detach() for t in _entries(value).values() if t.is_floating_point() and t.numel())

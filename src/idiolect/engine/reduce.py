@@ -30,12 +30,17 @@ class Reduction:
         self._first: Up | None = None
 
     def add(self, client: int, up: Up, weight: float) -> None:
-        self._check(client, up)
-        weight = weight if up.weight is None else up.weight
-        self.weights[client] = weight
-        self.total += weight
+        self.check(client, up)
         if self._first is None:
             self._first = Up(shaped(up.mean), shaped(up.sum), shaped(up.rows))
+        self._take(client, up, weight)
+
+    def _take(self, client: int, up: Up, weight: float) -> None:
+        weight = weight if up.weight is None else up.weight
+        first = not self.weights
+        self.weights[client] = weight
+        self.total += weight
+        if first:
             self.mean = {k: copied(v) for k, v in up.mean.items()}
             self.sum = {k: copied(v) for k, v in up.sum.items()}
         else:
@@ -52,20 +57,24 @@ class Reduction:
         rows = {slot: _stacked([reply.pop(slot) for reply in replies]) for slot in (self._first or Up()).rows}
         return Up(mean=self.mean, sum=self.sum, rows=rows, weight=self.total)
 
-    def _check(self, client: int, up: Up) -> None:
+    def check(self, client: int, up: Up) -> None:
+        """Refuse (ContractError) a reply of other names, shapes or dtypes than those before it, or than what the server
+        holds; and what has no mean."""
         where = f"client {client}"
         for kind in ("mean", "sum", "rows"):
             slots = getattr(up, kind)
             for slot, value in slots.items():
                 entry = f'up.{kind}["{slot}"]'
-                if kind == "mean":
-                    for t in value.values() if isinstance(value, Tree) else [value]:
-                        if not t.is_floating_point():
-                            raise ContractError(
-                                f"{self.name} returned {entry} of {t.dtype}, which has no mean ({where})."
-                            )
-                    if slot in self.server:
-                        match(self.name, entry, value, self.server[slot], where)
+                for t in value.values() if isinstance(value, Tree) else [value]:
+                    if not isinstance(t, Tensor):
+                        raise ContractError(
+                            f"{self.name} returned {entry} with a {type(t).__name__}; expected a Tensor or a Tree of "
+                            f"Tensors ({where})."
+                        )
+                    if kind == "mean" and not t.is_floating_point():
+                        raise ContractError(f"{self.name} returned {entry} of {t.dtype}, which has no mean ({where}).")
+                if kind == "mean" and slot in self.server:
+                    match(self.name, entry, value, self.server[slot], where)
             if self._first is not None:
                 first = getattr(self._first, kind)
                 if first.keys() != slots.keys():

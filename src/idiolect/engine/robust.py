@@ -6,6 +6,7 @@ of a reply counts as one vector where lengths or distances are asked for.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -26,7 +27,7 @@ class Rule(ABC):
 
     @property
     def least(self) -> int:
-        """Replies that it needs."""
+        """Replies that it needs, to be what it is."""
         return 1
 
     def __str__(self) -> str:
@@ -53,6 +54,10 @@ class Trimmed(Rule):
         if not 0 <= self.share < 0.5:
             raise UsageError(f"trimmed leaves out a share in [0, 0.5) at either end; found {self.share:g}.")
 
+    @property
+    def least(self) -> int:
+        return math.ceil((1 - 1e-9) / self.share) if self.share else 1  # with fewer none is left out
+
     def __call__(self, updates: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
         cut = int(self.share * len(weights) + 1e-9)
         return [_mean_of(u.sort(0).values, range(cut, len(weights) - cut)) for u in updates]
@@ -60,7 +65,7 @@ class Trimmed(Rule):
 
 @dataclass(frozen=True)
 class Krum(Rule):
-    """The reply that is nearest to its K - bad - 2 neighbours. Blanchard et al., NeurIPS 2017."""
+    """The reply that is nearest to its K - bad - 2 nearest others. Blanchard et al., NeurIPS 2017: K >= 2 bad + 3."""
 
     bad: int = 1
 
@@ -84,7 +89,8 @@ class Krum(Rule):
 
 @dataclass(frozen=True)
 class MultiKrum(Krum):
-    """The mean of the K - bad replies that Krum likes best. Blanchard et al., NeurIPS 2017."""
+    """The plain mean of the K - bad replies that Krum ranks first. Blanchard et al., NeurIPS 2017, section 4, with the
+    m = K - f of its experiments; replies are ranked once."""
 
     def __call__(self, updates: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
         kept = sorted(self.ranks(updates)[: len(weights) - self.bad])
@@ -108,7 +114,8 @@ class Clip(Rule):
 
 @dataclass(frozen=True)
 class Geometric(Rule):
-    """The geometric median by smoothed Weiszfeld steps. Pillutla, Kakade and Harchaoui, IEEE TSP 2022 (RFA)."""
+    """The weighted geometric median by smoothed Weiszfeld steps from the mean, `steps` at most. Pillutla, Kakade and
+    Harchaoui, IEEE TSP 2022 (RFA), Algorithm 2."""
 
     steps: int = 100
     smoothing: float = 1e-6

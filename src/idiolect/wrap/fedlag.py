@@ -66,6 +66,14 @@ class FedLAG(Wrapper):
             raise UsageError(f"FedLAG has a slot {', '.join(sorted(taken))} of its own, as {self.inner.name} has.")
         return {**slots, **own}
 
+    def check(self, run):
+        super().check(run)
+        if run.replaces_mean and self.weights == "uniform" and self.top_k:
+            raise UsageError(
+                "FedLAG with weights=uniform averages (eq. 4) what its server has of each client, not Up.mean, which "
+                f"{run.replaces_mean} concerns; set fedlag.weights=samples."
+            )
+
     # the server
 
     def plan(self, server, rows, run):
