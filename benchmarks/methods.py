@@ -29,7 +29,8 @@ from torch.utils.flop_counter import flop_registry
 import measure
 from idiolect import Run, catalogue
 from idiolect.data import Dataset, Federation
-from idiolect.engine.loop import hello, one_round
+from idiolect.engine.introductions import hello
+from idiolect.engine.loop import one_round
 from idiolect.engine.progress import Progress
 from idiolect.engine.serial import Serial
 from idiolect.method import Rows

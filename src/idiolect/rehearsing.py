@@ -18,10 +18,12 @@ from idiolect.client import Client, Phase
 from idiolect.data import Dataset, Federation
 from idiolect.data.federated import split_hash
 from idiolect.data.ragged import Ragged
-from idiolect.engine.loop import hello, loop, one_round, turns
+from idiolect.engine.introductions import hello
+from idiolect.engine.loop import loop, one_round
 from idiolect.engine.progress import Progress, Report
 from idiolect.engine.serial import Serial
 from idiolect.engine.steps import train
+from idiolect.engine.turns import turns
 from idiolect.engine.wire import nbytes, tensors
 from idiolect.engine.work import Context, Job, Reply
 from idiolect.errors import UsageError, individual

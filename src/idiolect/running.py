@@ -28,11 +28,12 @@ from safetensors.torch import save_file
 from idiolect.engine import work
 from idiolect.engine.checkpoint import Checkpoints, environment
 from idiolect.engine.failing import Enduring
-from idiolect.engine.loop import Backend, loop, turns
+from idiolect.engine.loop import loop
 from idiolect.engine.progress import Progress, Report
 from idiolect.engine.stacked import Stacked
 from idiolect.engine.stepping import fastest, here, take
 from idiolect.engine.store import Store
+from idiolect.engine.turns import Backend, turns
 from idiolect.engine.work import Context, Score
 from idiolect.errors import UsageError
 from idiolect.experiment import Run, cores, read

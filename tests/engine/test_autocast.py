@@ -45,7 +45,7 @@ def test_networks_compute_in_bfloat16_and_weights_losses_and_features_stay_float
 
 
 def jobs(found):
-    from idiolect.engine.loop import turns
+    from idiolect.engine.turns import turns
 
     return turns(found.context, found.progress, "local", [0])
 

@@ -15,7 +15,8 @@ from pools import begin, carried_out, nobody_left, same
 
 from harness import SIZES, experiment, federation, run
 from idiolect.engine import workers
-from idiolect.engine.loop import loop, turns
+from idiolect.engine.loop import loop
+from idiolect.engine.turns import turns
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.running import one_thread
 

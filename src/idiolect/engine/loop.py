@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
+from idiolect.engine.cohort import attendance, facts
 from idiolect.engine.evaluating import Standing, changed
-from idiolect.engine.faults import NONE, Faults
+from idiolect.engine.introductions import hello
 from idiolect.engine.progress import Progress, Report
-from idiolect.engine.reduce import Reduction, copied, summed
+from idiolect.engine.reduce import Reduction, summed
+from idiolect.engine.turns import Backend, order, turns
 from idiolect.engine.wire import nbytes, sizes
-from idiolect.engine.work import Context, Job, Reply, checked
-from idiolect.errors import ClientError
-from idiolect.method import Facts, Rows, Written
+from idiolect.engine.work import Context, Job, checked
 
 # what clients do, and what the server then makes of it; the first is for methods that ask
 EXCHANGES = (("ask", "answered"), ("local", "server"))
-
-BLOCK = 64  # clients whose downloads are made at once
-
-
-class Backend(Protocol):
-    """Where clients run. `do` answers in the order of the jobs, whatever the order in which they were done."""
-
-    def do(self, jobs: Iterable[Job]) -> Iterator[Reply]: ...
-
-    def close(self) -> None: ...
 
 
 def loop(run: Any, context: Context, backend: Backend, progress: Progress, report: Callable[[Report], None]) -> None:
@@ -38,33 +27,6 @@ def loop(run: Any, context: Context, backend: Backend, progress: Progress, repor
         if run.evaluates(progress.round):
             evaluate(run, context, backend, progress, done)
         report(done)
-
-
-def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> Report:
-    """Every client introduces itself, where the method has it do so. One whose introduction is refused stays a stranger
-    with an unwritten row, and is away in every round: the server knows nothing of it that the method rests on."""
-    done = Report(0)
-    if context.method.says_hello:
-        name, met = f"{context.method.name}.hello", {}
-        for reply in backend.do(turns(context, progress, "hello", range(run.num_clients))):
-            if reply.failed:
-                raise ClientError(
-                    f"{context.method.name}.hello: client {reply.client} failed twice ({reply.failed}), and the method "
-                    "cannot begin before every client has introduced itself. Mend that, or take another method."
-                )
-            assert reply.up is not None
-            done.passes += reply.passes / run.num_clients
-            done.bytes_up += nbytes(reply.up.rows)
-            if fault := run.reception.fault(name, reply, 0):
-                done.refused[reply.client] = fault
-                continue
-            summed(context.method.name, reply.up, run.secure)
-            sent = {slot: copied(value) for slot, value in reply.up.rows.items()}
-            met[reply.client] = {**progress.rows[reply.client], **sent}
-        if not met:
-            raise ClientError(f"{name}: every client's introduction was refused, the first for {fault}.")
-        progress.rows, progress.strangers = Rows(progress.rows.template, Written(met)), frozenset(done.refused)
-    return done
 
 
 def one_round(run: Any, context: Context, backend: Backend, progress: Progress) -> Report:
@@ -89,15 +51,6 @@ def one_round(run: Any, context: Context, backend: Backend, progress: Progress) 
     done.notes = dict(method.notes(progress.server))
     done.seconds_train = time.perf_counter() - started
     return done
-
-
-def attendance(run: Any, progress: Progress) -> Report:
-    """Who takes part in this round, who of those drawn is away, and whose reply will be lost."""
-    r = progress.round
-    here, away = run.faults.there(r, run.participants(r))
-    ids = tuple(i for i in here if i not in progress.strangers)
-    absent = tuple(sorted({*away, *here} - {*ids}))
-    return Report(r + 1, ids, tuple(i for i in ids if run.faults.lost(r, i)), absent)
 
 
 def exchange(run: Any, context: Context, backend: Backend, progress: Progress, done: Report, kind: str) -> Reduction:
@@ -129,13 +82,6 @@ def exchange(run: Any, context: Context, backend: Backend, progress: Progress, d
     return heard
 
 
-def facts(run: Any, context: Context, r: int, weights: Mapping[int, float]) -> Facts:
-    """What the server may know of a round in which these clients count, with these weights."""
-    ids = tuple(sorted(weights))
-    weighed = tuple(weights[i] for i in ids)
-    return Facts(r, run.num_clients, ids, weighed, context.rate(r), run.rounds, run.seed, partial(context.server, r))
-
-
 def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, done: Report) -> Report:
     """Score clients with the model that they would have after download: every one, unless the run says how many; and
     apart, those that never train. Scores of which nothing changed stand."""
@@ -156,26 +102,3 @@ def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, d
         scores[i] = progress.standing[i].scores
     done.seconds_evaluate = time.perf_counter() - started
     return done
-
-
-def order(context: Context, ids: Iterable[int]) -> list[int]:
-    """The order in which replies are combined: the longest clients first, then by id."""
-    return sorted(ids, key=lambda i: (-context.shards.size("train", i), i))
-
-
-def turns(
-    context: Context,
-    progress: Progress,
-    kind: str,
-    ids: Iterable[int],
-    score: bool = False,
-    faults: Faults = NONE,
-) -> Iterator[Job]:
-    """Jobs in the order in which replies are combined."""
-    server = context.method.published(progress.server) if kind in ("received", "personal") else progress.server
-    ids = order(context, ids)
-    for block in (ids[k : k + BLOCK] for k in range(0, len(ids), BLOCK)):
-        downs = context.method.downs(server, [progress.rows[i] for i in block])
-        for i, down in zip(block, downs, strict=True):
-            visits, mine, pace = int(progress.store.visits[i]), progress.store.read(i), faults.pace(progress.round, i)
-            yield Job(kind, i, progress.round, visits, down, mine, score, pace)
