@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from idiolect.engine.attacks import Attack, held_as
+from idiolect.engine.finite import all_finite, bad_numbers, entries, first_odd, floats
 from idiolect.engine.reduce import Reduction, copied
 from idiolect.engine.robust import Rule
 from idiolect.engine.work import Reply, checked
@@ -39,7 +38,7 @@ class Reception:
 
     def fault(self, name: str, reply: Reply, round: int) -> str | None:
         """Why a reply is refused for its numbers; None if it is not."""
-        if self.bad == "accept" or (fault := bad_numbers(reply)) is None:
+        if self.bad == "accept" or reply.sound or (fault := bad_numbers(reply.up, reply.mine)) is None:
             return None
         if self.bad == "stop":
             raise ClientError(
@@ -50,22 +49,13 @@ class Reception:
 
     def guard(self, name: str, before: Slots, after: Slots, round: int) -> None:
         """Refuse to go on with NaN or inf that the server made of sound replies (they may be too large to add up)."""
-        if self.bad == "accept" or after is before or all_finite(list(_floats(after))):
+        if self.bad == "accept" or after is before or all_finite(floats(after)):
             return
-        if all_finite(list(_floats(before))):
+        if all_finite(floats(before)):
             raise ClientError(
-                f"{name} made {_where({'server': after})} of the replies of round {round}, which were all finite. Take "
-                "a smaller learning rate; on_bad_reply=accept goes on with it."
+                f"{name} made {first_odd({'server': after})} of the replies of round {round}, which were all finite. "
+                "Take a smaller learning rate; on_bad_reply=accept goes on with it."
             )
-
-
-def bad_numbers(reply: Reply) -> str | None:
-    """What is no number in a reply, or in the state that its client would keep: where it is; None if all are."""
-    up = reply.up or Up()
-    if up.weight is not None and not (isfinite(up.weight) and up.weight >= 0):
-        return f"a weight of {up.weight:g}"
-    parts = {"up.mean": up.mean, "up.sum": up.sum, "up.rows": up.rows, "mine": reply.mine or {}}
-    return None if all_finite([t for slots in parts.values() for t in _floats(slots)]) else _where(parts)
 
 
 def misfit(name: str, reply: Reply, heard: Reduction, mine: Slots | None, round: int) -> str | None:
@@ -119,40 +109,13 @@ class Gathered(Reduction):
                 "another reduction, or more participants."
             )
         held = {slot: held_as(value, self.server.get(slot)) for slot, value in ups[0].mean.items()}
-        places = [(slot, k) for slot, value in held.items() for k in _entries(value)]
+        places = [(slot, k) for slot, value in held.items() for k in entries(value)]
         updates = [
-            torch.stack([_entries(up.mean[slot])[k] - _entries(held[slot])[k] for up in ups]) for slot, k in places
+            torch.stack([entries(up.mean[slot])[k] - entries(held[slot])[k] for up in ups]) for slot, k in places
         ]
         weights = torch.tensor([self.weights[client] for client, _ in self.replies], dtype=torch.float64)
         shares = weights / weights.sum() if weights.sum() > 0 else torch.full_like(weights, 1 / len(weights))
         found: dict[str, dict[str, Tensor]] = {slot: {} for slot in held}
         for (slot, k), update in zip(places, rule(updates, shares), strict=True):
-            found[slot][k] = _entries(held[slot])[k] + update
+            found[slot][k] = entries(held[slot])[k] + update
         return {slot: Tree(v) if isinstance(held[slot], Tree) else v[""] for slot, v in found.items()}
-
-
-def all_finite(tensors: list[Tensor]) -> bool:
-    """No NaN and no inf. Their sums of magnitudes tell in one pass; where one overflows, the numbers themselves."""
-    if not tensors:
-        return True
-    norms = torch.stack([n.double() for n in torch._foreach_norm(tensors, 1)])
-    return bool(norms.isfinite().all()) or all(bool(t.isfinite().all()) for t in tensors)
-
-
-def _where(parts: Mapping[str, Slots]) -> str:
-    """The first entry that is no number."""
-    for part, slots in parts.items():
-        for slot, value in slots.items():
-            for k, t in _entries(value).items():
-                if t.is_floating_point() and not t.isfinite().all():
-                    return f"NaN or inf in {part}['{slot}'] {k}".rstrip()
-    raise AssertionError("all numbers are finite")
-
-
-def _entries(value: Any) -> Mapping[str, Tensor]:
-    return value if isinstance(value, Tree) else {"": value}
-
-
-def _floats(slots: Slots) -> Iterator[Tensor]:
-    for value in slots.values():
-        yield from (t.detach() for t in _entries(value).values() if t.is_floating_point() and t.numel())

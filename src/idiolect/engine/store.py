@@ -66,7 +66,9 @@ class Store:
     def write(self, client: int, mine: Slots) -> None:
         """Commit: the client's reply was accepted."""
         layout, ordered = self.layouts[self.drawn[client]], {slot: mine[slot] for slot in self.template(client)}
-        if self._out is None:
+        if not layout.size:
+            pass
+        elif self._out is None:
             layout.write(self.buffer, client * self.record, ordered)
         else:
             layout.write(self._scratch, 0, ordered)

@@ -18,6 +18,7 @@ from idiolect.client import Client, Settings, Trainer
 from idiolect.data.federated import Federation
 from idiolect.data.shift import Shifted
 from idiolect.data.stored import Stored
+from idiolect.engine.finite import bad_numbers
 from idiolect.engine.orders import key
 from idiolect.engine.steps import train
 from idiolect.engine.store import Store
@@ -156,6 +157,14 @@ class Reply:
     weights: Tree | None = None
     uses: frozenset[str] | None = None  # the received slots that an evaluation rests on; None: on the round as well
     failed: str = ""  # why there is nothing else in it
+    sound: bool = False  # its numbers were looked at where it was made, and there is no NaN or inf among them
+
+
+def seen_to(reply: Reply) -> Reply:
+    """With the word that its numbers are sound, where they are: not one process has to look at all clients' replies."""
+    if reply.up is None or bad_numbers(reply.up, reply.mine) is not None:
+        return reply
+    return replace(reply, sound=True)
 
 
 class Slotted(Mapping[str, Any]):
@@ -271,14 +280,14 @@ class Context:
     def do(self, job: Job) -> Reply:
         """Carry out a job; what goes in and what comes out is on the CPU."""
         if self.device == "cpu":
-            return self._do(job)
+            return seen_to(self._do(job))
         with exact_convolutions():
             reply = self._do(replace(job, down=moved(job.down, self.device), mine=moved(job.mine, self.device)))
         up = reply.up
         if up is not None:
             mean, sum_, rows = moved([up.mean, up.sum, up.rows], "cpu")
             up = Up(mean, sum_, rows, up.weight)
-        return replace(reply, up=up, mine=moved(reply.mine, "cpu"), weights=moved(reply.weights, "cpu"))
+        return seen_to(replace(reply, up=up, mine=moved(reply.mine, "cpu"), weights=moved(reply.weights, "cpu")))
 
     def _do(self, job: Job) -> Reply:
         with self._blamed(job):

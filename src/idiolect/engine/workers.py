@@ -408,16 +408,16 @@ def _answer(
     values = [[r.up and [r.up.mean, r.up.sum, r.up.rows], r.mine, r.weights] for r in replies]
     packed = arena.fill(values)
     return [
-        (r.client, r.scores, r.passes, r.seconds, r.uses, r.up and r.up.weight, p)
+        (r.client, r.scores, r.passes, r.seconds, r.uses, r.sound, r.up and r.up.weight, p)
         for r, p in zip(replies, packed[1], strict=True)
     ]
 
 
 def _opened(outcome: Any, memory: Any) -> Reply:
-    client, scores, passes, seconds, uses, weight, packed = outcome
+    client, scores, passes, seconds, uses, sound, weight, packed = outcome
     parts, mine, weights = unpack(packed, lambda a: view(memory, a))
     up = Up(mean=parts[0], sum=parts[1], rows=parts[2], weight=weight) if parts else None
-    return Reply(client, up, mine, scores, passes, seconds, weights, uses)
+    return Reply(client, up, mine, scores, passes, seconds, weights, uses, sound=sound)
 
 
 def _raised(outcome: tuple[str, str, str]) -> Exception:
