@@ -349,6 +349,11 @@ class Client:
         return self.task.net.fresh(repr((purpose, self.round, self.id))).to(self._y.device)
 
 
+def is_plain(loss: Callable[..., Tensor]) -> bool:
+    """Whether a phase's loss is the run's own, of the network's logits."""
+    return loss is _plain
+
+
 def _plain(task: Task, w: Tree, batch: Batch, *given: Any) -> Tensor:
     return task.loss(w, batch)
 

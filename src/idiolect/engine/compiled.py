@@ -1,4 +1,5 @@
-"""Compiled steps: a phase's gradients by a function that PyTorch's compiler made of its loss, in place of autograd.
+"""Compiled steps: a phase's gradients by a function that PyTorch's compiler made of its loss, in place of autograd; of
+plain SGD on linear layers, by the formulas (`linear_steps.py`), which no compiler makes faster.
 
 The same mathematics, rounded otherwise: results agree to about 1e-6, not to the bit, and so this is an option. What the
 compiler makes is kept on disk by PyTorch and found there by every process and the next run. A phase whose loss cannot
@@ -19,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from idiolect.client import Phase
-from idiolect.engine import steps
+from idiolect.engine import linear_steps, steps
 from idiolect.errors import UsageError
 from idiolect.task import Batch, Features, Task, unfit
 from idiolect.tree import Tree
@@ -36,15 +37,25 @@ class Compiled:
     batch_size: int
     known: dict[Hashable, Function | None] = field(default_factory=dict, repr=False)
     fit: bool | None = field(default=None, repr=False)
+    layers: list[linear_steps.Linear] | None = field(default=None, repr=False)  # of a network of linear layers alone
     uncounted: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, repr=False)  # no client's time
 
     def __call__(self, task: Task, phase: Phase) -> Tree:
+        if self.layers is None:
+            self.layers = linear_steps.chain(task.net) or []
+        if self.layers and linear_steps.fits(task, phase, self.layers):
+            return linear_steps.train(task, phase, self.layers)
         if not self._fits(task, phase):
             return steps.train(task, phase)
         return steps.train(task, phase, lambda live: self._gradients(task, phase, live))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"batch_size": self.batch_size, "known": {}, "fit": None}  # a process compiles for itself
+        return {
+            "batch_size": self.batch_size,
+            "known": {},
+            "fit": None,
+            "layers": None,
+        }  # for one process
 
     def _fits(self, task: Task, phase: Phase) -> bool:
         if self.fit is None:

@@ -26,8 +26,10 @@ def all_finite(tensors: list[Tensor]) -> bool:
     """No NaN and no inf. Their sums of magnitudes tell in one pass; where one overflows, the numbers themselves."""
     if not tensors:
         return True
-    norms = torch.stack([n.double() for n in torch._foreach_norm(tensors, 1)])
-    return bool(norms.isfinite().all()) or all(bool(t.isfinite().all()) for t in tensors)
+    norms = list(torch._foreach_norm(tensors, 1))
+    if len({n.dtype for n in norms}) > 1:
+        norms = [n.double() for n in norms]
+    return isfinite(float(torch.stack(norms).sum())) or all(bool(t.isfinite().all()) for t in tensors)
 
 
 def first_odd(parts: Mapping[str, Slots]) -> str:
