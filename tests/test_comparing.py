@@ -34,6 +34,7 @@ def found(accuracies: dict[int, float], rounds: int = 2, moment: str = "received
     summary = {
         "accuracy": {"received": kept, "trained": kept},
         "bytes": {"down": 600, "up": 300},
+        "replies": {"refused": 0, "failed": 0},
         "gradient_passes": 2.5,
         "seconds": {"total": 9.0, "train": 4.0, "evaluate": 3.0},
     }

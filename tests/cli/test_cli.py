@@ -207,6 +207,19 @@ def test_what_fails_at_a_client_is_one_sentence_too(monkeypatch):
     refused(said.exit_code, said.stdout, said.stderr, "client 3, round 7: no. ('idiolect --debug ...' shows where.)")
 
 
+def test_replies_that_were_refused_are_told_in_the_end(here):
+    said = say("run", "fedavg", *SERIAL, "--lr", "1e38", "--out", "one")
+    assert said.exit_code == 0
+    replies = json.loads((here / "one" / "summary.json").read_text())["replies"]
+    sentence = (
+        f"{replies['refused']} of {replies['participants']} replies had NaN or inf in them and were refused: client "
+    )
+    assert replies["refused"]
+    assert said.stderr.startswith(sentence)
+    assert said.stderr.endswith(".\n")
+    assert "Traceback" not in said.stderr
+
+
 # help
 
 

@@ -1,7 +1,8 @@
 """Clients that fail: one whose process ends, hangs or runs out of memory is run again, and given up the second time.
 
 What cannot be laid to one client, because several were under way together, is run again together once, and then each
-apart: on its own every client answers for itself. A mistake in a method's code is none of this; it ends the run.
+apart: on its own every client answers for itself, and a stack's last digits are others then. A mistake in a method's
+code is none of this; it ends the run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Protocol
 import torch
 
 from idiolect.engine.work import Context, Job, Reply
+from idiolect.errors import ClientError
 
 TWICE = 2
 OUT_OF_MEMORY = "out of memory"
@@ -75,6 +77,14 @@ def out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def unmet(method: str, reply: Reply) -> ClientError:
+    """The error for a client that failed when it was to introduce itself."""
+    return ClientError(
+        f"{method}.hello: client {reply.client} failed twice ({reply.failed}), and the method cannot begin before "
+        "every client has introduced itself. Mend that, or take another method."
+    )
 
 
 class InProcess(Protocol):

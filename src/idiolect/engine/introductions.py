@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from idiolect.engine.failing import unmet
 from idiolect.engine.progress import Progress, Report
 from idiolect.engine.reduce import copied, summed
 from idiolect.engine.turns import Backend, turns
@@ -21,10 +22,7 @@ def hello(run: Any, context: Context, backend: Backend, progress: Progress) -> R
         name, met = f"{context.method.name}.hello", {}
         for reply in backend.do(turns(context, progress, "hello", range(run.num_clients))):
             if reply.failed:
-                raise ClientError(
-                    f"{context.method.name}.hello: client {reply.client} failed twice ({reply.failed}), and the method "
-                    "cannot begin before every client has introduced itself. Mend that, or take another method."
-                )
+                raise unmet(context.method.name, reply)
             assert reply.up is not None
             done.passes += reply.passes / run.num_clients
             done.bytes_up += nbytes(reply.up.rows)

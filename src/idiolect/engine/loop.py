@@ -89,15 +89,10 @@ def evaluate(run: Any, context: Context, backend: Backend, progress: Progress, d
     asked: dict[int, Job] = {}
     everyone = turns(context, progress, "received", run.evaluated)
     for reply in backend.do(changed(everyone, progress.standing, context.together, asked)):
-        job = asked.pop(reply.client)
-        if reply.failed:
+        progress.standing[reply.client] = Standing.of(asked.pop(reply.client), reply)
+        if reply.failed:  # it stands without a score
             done.unscored[reply.client] = reply.failed
-            progress.standing.pop(reply.client, None)
-        else:
-            progress.standing[reply.client] = Standing.of(job, reply)
     for i in order(context, run.evaluated):
-        if i in done.unscored:
-            continue
         scores = done.received if i < run.num_clients else done.held_out
         scores[i] = progress.standing[i].scores
     done.seconds_evaluate = time.perf_counter() - started

@@ -40,7 +40,7 @@ from idiolect.method import Up
 
 SLOTS, WAITING = 8, 256 << 20  # of a worker at most, and the bytes that its waiting replies may have
 QUICK = 0.02  # seconds; behind a parcel that is done sooner the next one is already waiting
-STARTS = 3  # a worker may end so many times in a row without having begun with a client
+STARTS, KILLS = 3, 20  # a worker may end so many times in a row, or be killed, without having begun with a client
 LOOKS, LONGEST = 4, 1.0  # at workers, in the time that a client may take; seconds between two of them at most
 LOST = 255  # the exit code that `multiprocessing` makes up when the server of which workers are forks has died
 WAITS, PAUSE = 50, 0.1  # for the death of that server to be known, so that another is started
@@ -172,7 +172,7 @@ class _Worker:
         self.free = deque(range(slots))
         self.sent: dict[int, tuple[int, Parcel]] = {}  # parcel -> its slot, its jobs
         self.mark = Mark()
-        self.unbegun = 0  # ends in a row without having begun
+        self.unbegun = 0  # ends in a row without having begun with what it was sent
         self.turn, self.taken = self.mark.turn, 0.0  # what is under way, and the seconds that it was waited for
         self.overdue: int | None = None  # what was ended for taking too long
         self.over = False
@@ -284,11 +284,13 @@ class _Worker:
             self.unbegun = 0
             self.sent[mark.parcel][1].blame(mark.client, self._cause())
             return
-        self.unbegun += 1
-        if self.unbegun >= STARTS:
-            code = self.process.exitcode
+        self.unbegun += bool(self.sent)
+        code = self.process.exitcode or 0
+        if self.unbegun >= (KILLS if code < 0 else STARTS):
             hint = f" {GUARD}" if code == 1 else ""  # an error in Python, of which a worker's own are told otherwise
-            raise ClientError(f"A worker ended {STARTS} times before it began with a client (exit code {code}).{hint}")
+            raise ClientError(
+                f"A worker ended {self.unbegun} times before it began with a client (exit code {code}).{hint}"
+            )
 
     def _cause(self) -> str:
         """Why it ended, in words."""
