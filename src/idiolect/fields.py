@@ -68,17 +68,23 @@ class Fields:
     )
     shift: str | Shift = _field("none", "how samples differ by client: rotation:4, noise:0.5, colour:0.5")
     held_out: float = _field(0.0, "clients that never train, evaluated apart: a share, or a number from 1")
-    drop: float = _field(0.0, "probability that a participant's reply is lost")
-    absent: float = _field(0.0, "probability that a participant is away before it begins")
-    slow: float = _field(0.0, "probability that a participant does a random part of its steps")
-    late: float = _field(0.0, "probability that a client joins later, in the first half of the rounds")
-    leave: float = _field(0.0, "probability that a client leaves for good, in the second half of the rounds")
-    on_bad_reply: str = _field("drop", "a reply with NaN or inf in it: drop, stop or accept")
+    drop: float = _field(0.0, "probability that a participant trains and its reply is lost")
+    absent: float = _field(0.0, "probability that a client drawn for a round is away from it")
+    slow: float = _field(0.0, "probability that a participant does only a part of its steps, drawn evenly")
+    late: float = _field(0.0, "probability that a client joins only in some round of the first half")
+    leave: float = _field(0.0, "probability that a client leaves for good in some round of the second half")
+    on_bad_reply: str = _field(
+        "drop", "a reply with NaN or inf in it: drop (refused and recorded), stop (the run ends), accept"
+    )
     reduce: str = _field(
-        "mean", "what replies become: mean, median, trimmed:0.2, krum:1, multikrum:1, clip:1, geometric"
+        "mean",
+        "what averaged replies become: mean, median, trimmed:SHARE of either end, krum:BAD or multikrum:BAD clients to "
+        "withstand, clip:NORM of updates, geometric",
     )
     attack: str = _field(
-        "none", "clients that mean harm, simulated: sign:0.2, scale:0.2, random:0.2, little:0.2, labels:0.2"
+        "none",
+        "hostile clients, simulated, as KIND:SHARE or KIND:SHARE,SIZE: sign:0.2, scale:0.2,10, random:0.2, little:0.2, "
+        "labels:0.2",
     )
     evaluate_every: int = _field(1, "rounds between two evaluations")
     evaluate_clients: int | None = _field(None, "clients scored as received, drawn once; default: all")

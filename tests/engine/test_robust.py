@@ -145,3 +145,15 @@ def test_what_names_no_rule_is_refused(text, sentence):
 
 def test_the_mean_is_no_rule():
     assert rule("mean") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "least"), [("median", 1), ("trimmed:0", 1), ("trimmed:0.2", 5), ("trimmed:0.3", 4), ("krum:2", 7)]
+)
+def test_how_many_replies_each_needs(text, least):
+    assert rule(text).least == least
+    updates, _ = replies(least)
+    shares = torch.full((least,), 1 / least, dtype=torch.float64)
+    found = said(rule(text)(updates, shares))
+    plain = said(Trimmed(0.0)(updates, shares))
+    assert text in ("median", "trimmed:0") or found != pytest.approx(plain, abs=1e-9)  # it leaves something out

@@ -105,3 +105,11 @@ def test_no_ratio_is_refused_with_the_forms_that_are(ratio):
 def test_impossible_lists_are_refused(lists):
     with pytest.raises(UsageError, match="Lists of participants name clients 0 to 19, each once a round, none empty"):
         Run(method="fedavg", ratio=lists)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.33, 1.0, "0.1..0.5", "bernoulli:0.2", ((0, 1), (2, 3, 4))])
+def test_no_round_is_larger_than_the_largest(ratio):
+    rule = Run(method="fedavg", ratio=ratio).sampler
+    sizes = [len(rule(20, orders.draw(0, "participants", r), r)) for r in range(200)]
+    assert max(sizes) <= rule.largest(20)
+    assert rule.kind == "bernoulli" or max(sizes) == rule.largest(20)

@@ -36,3 +36,35 @@ def test_engine_equals_reference(name, hyper, fields, images):
     found = run(experiment(catalogue.build(name, hyper), images=images, **fields))
     reference = importlib.import_module(f"reference.{name}").run(world(found.run), **hyper)
     agree(found, reference)
+
+
+AWAY = {"absent": 0.2, "drop": 0.2, "late": 0.2, "leave": 0.2, "rounds": 6, "ratio": 0.8}
+
+
+@pytest.mark.parametrize(("name", "hyper", "fields"), CASES)
+def test_with_clients_away_and_replies_lost_too(name, hyper, fields):
+    from idiolect import catalogue
+
+    found = run(experiment(catalogue.build(name, hyper), **AWAY, **fields))
+    assert found.summary["replies"]["absent"] >= 3
+    assert found.summary["replies"]["dropped"] >= 3
+    agree(found, importlib.import_module(f"reference.{name}").run(world(found.run), **hyper))
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "fields"), [c for c in CASES if c[0] in ("local", "fedavg", "fedprox", "fedper", "scaffold")]
+)
+def test_with_slow_clients_too(name, hyper, fields):
+    """Their batches are cut short. SCAFFOLD's reference divides by the batches that there were."""
+    from idiolect import catalogue
+
+    found = run(experiment(catalogue.build(name, hyper), slow=0.7, **fields))
+    full = run(experiment(catalogue.build(name, hyper), **fields))
+    expected = importlib.import_module(f"reference.{name}").run(world(found.run), **hyper)
+    agree(found, expected)
+    assert sum(r["gradient_passes"] for r in found.rounds) < sum(r["gradient_passes"] for r in full.rounds)
+    if name == "scaffold":
+        for k, v in expected.extra["c"].items():
+            assert float((found.server["c"][k] - v).abs().max()) < 1e-10
+        for i, ci in enumerate(expected.extra["ci"]):
+            assert all(float((found.private(i)["c"][k] - v).abs().max()) < 1e-10 for k, v in ci.items())

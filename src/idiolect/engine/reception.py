@@ -103,6 +103,8 @@ class Gathered(Reduction):
 
     def _by(self, rule: Rule) -> dict[str, Any]:
         ups = [up for _, up in self.replies]
+        if not any(up.mean for up in ups):
+            return {}
         if len(ups) < rule.least:
             raise UsageError(
                 f"{self.name}: reduce={rule} needs {rule.least} replies, round {self.round} has {len(ups)}; take "
