@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from idiolect.engine import work
+from idiolect.engine import memory, work
 from idiolect.engine.checkpoint import Checkpoints, environment
 from idiolect.engine.failing import Enduring
 from idiolect.engine.loop import loop
@@ -379,11 +379,13 @@ def one_thread() -> Iterator[None]:
     """One thread, and the caller's random state as it was: the numbers depend on neither."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    memory.keep()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
         torch.set_num_threads(threads)
+        memory.release()
 
 
 def summarise(experiment: Run, context: Context, record: Record, total: float) -> dict[str, Any]:

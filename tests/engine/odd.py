@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -42,6 +43,29 @@ class KilledOnce(Shared):
         if me.id == self.client and not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Paging(Shared):
+    """Allocates a network's worth of tensors and lets go of them, again and again; says how many pages that took."""
+
+    def init(self, net):
+        state = super().init(net)
+        return replace(state, server={**state.server, "pages": torch.zeros(())})
+
+    def local(self, me, down, mine):
+        up, mine = super().local(me, down, mine)
+        return replace(up, sum={"pages": torch.tensor(float(pages()))}), mine
+
+    def server(self, server, rows, up, run):
+        return {**server, **up.mean, **up.sum}, rows
+
+
+def pages():
+    """Page faults of a turn, after the first."""
+    turn = lambda: [torch.ones(1 << 19) for _ in range(8)] and resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    first = turn()
+    return (max(turn() for _ in range(20)) - first) / 20
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from idiolect.engine import forking
 from idiolect.engine.compiled import Compiled
 from idiolect.engine.failing import OUT_OF_MEMORY, Parcel, out_of_memory
 from idiolect.engine.mark import Mark
+from idiolect.engine.memory import keep
 from idiolect.engine.stepping import here
 from idiolect.engine.store import Store
 from idiolect.engine.wire import Arena, nbytes, pack, tensors, unpack, view
@@ -346,6 +347,7 @@ def serve(link: Connection, told: bytes, shards: Shards, records: Any, memory: t
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # should somebody else have started the server
     threading.Thread(target=_outlive_nobody, daemon=True).start()
     torch.set_num_threads(1)
+    keep()
     refusal, mark = None, Mark(memory)
     try:
         context, kinds, drawn = pickle.loads(told)  # the parent's own words, over a pipe that nobody else has
