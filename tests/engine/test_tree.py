@@ -2,14 +2,16 @@
 
 import math
 import operator
+import pickle
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from idiolect.tree import Tree, gram, stack, unstack
+from idiolect.tree import Multiple, Tree, gram, stack, unstack
 
 NAMES = ("a", "b.weight", "b.bias", "c")
 names = st.lists(st.sampled_from(NAMES), min_size=1, unique=True)
@@ -46,6 +48,67 @@ def test_operators_take_numbers_and_tensors_on_either_side(tree, number, op):
     for other in (number, torch.tensor(number).double()):
         assert all(torch.equal(v, op(tree[k], number)) for k, v in op(tree, other).items())
     assert all(torch.equal(v, op(number, tree[k])) for k, v in op(number, tree).items())
+
+
+USES = {
+    "t + m": lambda t, m: t + m,
+    "m + t": lambda t, m: m + t,
+    "t - m": lambda t, m: t - m,
+    "m - t": lambda t, m: m - t,
+    "m + m": lambda t, m: m + m,
+    "m - m": lambda t, m: m - m,
+    "2 m": lambda t, m: 2 * m,
+    "t + 2 m": lambda t, m: t + 2 * m,
+    "t m": lambda t, m: t * m,
+    "-m": lambda t, m: -m,
+    "m | t": lambda t, m: m | t.pick(list(t)[:1]),
+}
+
+
+@given(pairs(), numbers, st.sampled_from(list(USES)))
+def test_a_multiple_is_what_it_comes_to(pair, number, use):
+    left, right = pair
+    plain = right.map(lambda v: v * number)
+    for factor in (number, torch.tensor(number).double(), torch.tensor([number]).double()):
+        assert isinstance(number * right, Multiple)
+        found, expected = USES[use](left, factor * right), USES[use](left, plain)
+        assert type(found) is Tree or use == "2 m"
+        assert found.equals(expected)
+
+
+def test_a_multiple_and_what_it_is_added_to_are_one_operation():
+    class Counted(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    w, g = (Tree({"a": torch.randn(3), "b": torch.randn(2)}) for _ in range(2))
+    with Counted() as counted:
+        assert len(w - 0.1 * g) == 2
+    assert counted.seen == 2  # one for each entry
+    assert (pickle.loads(pickle.dumps(2 * w))).equals(w + w)
+
+
+@pytest.mark.parametrize("number", [0.5, torch.tensor(0.5)])
+def test_a_multiple_of_whole_numbers_is_promoted(number):
+    w = Tree({"a": torch.tensor([1, 2])})
+    assert torch.equal((w + number * w)["a"], torch.tensor([1.5, 3.0]))
+    assert torch.equal((w.to(torch.float64) + number * w)["a"], torch.tensor([1.5, 3.0]).double())
+
+
+def test_a_multiple_keeps_the_graph_that_it_was_made_in():
+    w = Tree({"a": torch.tensor([1.0, 2.0], requires_grad=True)})
+    with torch.enable_grad():
+        double = 2 * w
+    with torch.no_grad():
+        found = double["a"]
+    assert torch.equal(torch.autograd.grad((w + double)["a"].sum() + found.sum(), w["a"])[0], torch.tensor([5.0, 5.0]))
+    derived = torch.func.grad(lambda v: (v + 3 * v)["a"].sum())(w.detach())
+    assert torch.equal(derived["a"], torch.tensor([4.0, 4.0]))
+    rows = torch.func.vmap(lambda v: v - 3 * v)(w.detach())
+    assert torch.equal(rows["a"], torch.tensor([-2.0, -4.0]))
 
 
 @given(pairs())
