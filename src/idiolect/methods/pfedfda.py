@@ -57,7 +57,10 @@ class PFedFDA(Method):
         d = len(covariance)
         share = self.shrinkage * covariance.trace() / d
         S = (1 - self.shrinkage) * covariance + share * torch.eye(d).to(covariance)
-        weight = torch.cholesky_solve(mean.T, torch.linalg.cholesky_ex(S).L).T
+        L = torch.linalg.cholesky_ex(S.detach()).L
+        weight = torch.cholesky_solve(mean.detach().T, L)
+        # plus 0, whose derivative is the solution's: that of the factors would cost several times as much as they do
+        weight = (weight + torch.cholesky_solve(mean.T - S @ weight, L)).T
         return weight, prior.log() - 0.5 * (mean * weight).sum(1)
 
     def statistics(self, z, y, shared):
