@@ -42,19 +42,15 @@ def the_absent_s_vectors_stay(kind):
 
 MUTANTS = [
     ("-delta.dot(", "delta.dot(", HN),  # the sign of the update
-    ("delta = trained - self.made(phi, v, names)", "delta = trained", HN),  # weights in place of their update
+    ("trained - self.made(phi, v, names)", "trained", HN),  # weights in place of their update
     ("v = relu(linear(", "v = (linear(", HN),
     ("range(1, self.layers + 1):\n            v = relu", "range(1, self.layers):\n            v = relu", HN),
-    ("g.pick(phi) / len(v)", "g.pick(phi)", HN),
-    ("g.pick(phi) / len(v)", "g.pick(phi)", all_participants_count_alike),
-    ('v - self.server_lr * (g["embedding"]', 'v - self.server_lr * (g["embedding"] / len(v)', HN),
-    (
-        'v - self.server_lr * (g["embedding"]',
-        'v - self.server_lr * (g["embedding"] / len(v)',
-        all_participants_count_alike,
-    ),
-    ('v - self.server_lr * (g["embedding"]', 'v + self.server_lr * (g["embedding"]', HN),
-    ('(g["embedding"] + decay * v)', 'g["embedding"]', DEEP),
+    ("names)) / len(v)", "names))", HN),
+    ("names)) / len(v)", "names))", all_participants_count_alike),
+    ('len(v) * g["embedding"]', 'g["embedding"]', HN),
+    ('len(v) * g["embedding"]', 'g["embedding"]', all_participants_count_alike),
+    ("v - self.server_lr * (own", "v + self.server_lr * (own", HN),
+    ("(own + decay * v)", "own", DEEP),
     ("+ phi * decay", "", HN),
     ('server["velocity"] * self.server_momentum', 'server["velocity"] * 0', HN),
     ('"velocity": velocity,', '"velocity": server["velocity"],', HN),

@@ -73,15 +73,16 @@ class PFedHN(Method):
     def server(self, server, rows, up, run):
         phi, v, names = server["hyper"], rows.stack("embedding", run.ids), server["shapes"]
         trained = up.rows["model"].map(lambda w: w.reshape(len(v), -1))
-        delta = trained - self.made(phi, v, names)
+        delta = (trained - self.made(phi, v, names)) / len(v)
 
         def against(w):  # its gradient is that of h at all v, times -delta
             return -delta.dot(self.made(w, w["embedding"], names))
 
         g = gradient(against, phi | {"embedding": v})
         decay = self.server_weight_decay
-        velocity = server["velocity"] * self.server_momentum + g.pick(phi) / len(v) + phi * decay
-        rows = rows.with_(run.ids, embedding=v - self.server_lr * (g["embedding"] + decay * v))
+        velocity = server["velocity"] * self.server_momentum + g.pick(phi) + phi * decay
+        own = len(v) * g["embedding"]  # not a mean: each is its client's
+        rows = rows.with_(run.ids, embedding=v - self.server_lr * (own + decay * v))
         return {**server, "hyper": phi - velocity * self.server_lr, "velocity": velocity, **up.mean}, rows
 
     def personal(self, me, down, mine):
