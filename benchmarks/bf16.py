@@ -17,6 +17,7 @@ import torch
 
 import measure
 from idiolect import Run, run
+from idiolect.engine import memory
 from methods import Side
 
 AUTOCAST = "bfloat16"
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["lenet5", "cnn4", "convnet4"], help="those that are timed")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    memory.keep()  # as a run does
     fields = {name: getattr(given, name) for name in ("data", "network", "clients", "ratio", "rounds")}
     found = [accuracies(method, given.seeds, fields) for method in METHODS]
     means = lambda one: [f"{statistics.fmean(one[how]):.2f}" for how in ("float32", AUTOCAST)]

@@ -1,6 +1,6 @@
 """FedSimSup's server: seconds of a round as the federation grows, lazy and eager mixing, without the clients' training.
 
-    python benchmarks/fedsimsup.py [--json FILE] [--clients 100 1000 10000] [--rounds 1000] [--measured 100]
+    python benchmarks/fedsimsup.py [--clients 100 1000 10000] [--rounds 1000] [--measured 100] [--json FILE]
 
 LeNet-5 for 32 x 32 x 3 images as theta (52,202 weights, float32), 10 participants drawn anew each round, 50 to 500
 samples and Dirichlet(0.1) label proportions per client. A reply is a random theta. Measured are the last rounds of
@@ -15,20 +15,15 @@ as in a run; its own time, so that what else the machine does hardly counts.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import measure
 from idiolect.engine.wire import tensors
-from idiolect.experiment import cores
 from idiolect.method import Facts, Rows, Up, stack
 from idiolect.methods.fedsimsup import FedSimSup
 from idiolect.nets import build
@@ -51,9 +46,9 @@ class Server:
         self.state, self.theta = state.server, net.weights
         draw = np.random.default_rng(0)
         sizes, labels = draw.integers(50, 501, clients), draw.dirichlet([0.1] * CLASSES, clients)
-        self.rows = Rows(
-            state.rows, {i: {**state.rows, **_hello(n, p)} for i, (n, p) in enumerate(zip(sizes, labels, strict=True))}
-        )
+        said = [_hello(n, p) for n, p in zip(sizes, labels, strict=True)]
+        columns = {k: [one[k] for one in said] for k in said[0]}
+        self.rows = Rows(state.rows).with_(range(clients), **columns)
         self.sizes = sizes
 
     def round(self, r: int) -> float:
@@ -91,14 +86,14 @@ def _hello(size: int, labels: np.ndarray) -> dict[str, torch.Tensor]:
     return {"size": torch.tensor([float(size)]), "labels": torch.tensor(counts / counts.sum(), dtype=torch.float32)}
 
 
-def measure(mixing: str, clients: int, rounds: int, measured: int) -> dict[str, Any]:
+def measured(mixing: str, clients: int, rounds: int, last: int) -> dict[str, Any]:
     server = Server(mixing, clients, rounds)
     if mixing == "eager":
-        rounds, measured = EAGER_ROUNDS, EAGER_ROUNDS - 2
+        rounds, last = EAGER_ROUNDS, EAGER_ROUNDS - 2
     times, away = [], []
     for r in range(rounds):
         seconds = server.round(r)
-        if r >= rounds - measured:
+        if r >= rounds - last:
             times.append(seconds)
             away.append(server.away(r))
     log = server.state["log"]
@@ -115,44 +110,31 @@ def measure(mixing: str, clients: int, rounds: int, measured: int) -> dict[str, 
     }
 
 
+def row(found: dict[str, Any]) -> list[str]:
+    low, _, high = found["quartiles"]
+    return [
+        f"{found['mixing']}, {found['clients']:,} clients", f"{found['milliseconds_per_round']:.1f}",
+        f"{low:.1f} to {high:.1f}", f"{found['milliseconds_down_away']:.2f}", str(found["rounds_in_log"]),
+        f"{found['mebibytes']:.0f}",
+    ]  # fmt: skip
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser = measure.options(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000], help="sizes of the federation")
     parser.add_argument("--rounds", type=int, default=1000, help="rounds of lazy mixing, the measured ones included")
     parser.add_argument("--measured", type=int, default=100, help="measured rounds, the last ones")
     parser.add_argument("--mixing", choices=["lazy", "eager"], help="one of the two")
-    options = parser.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    machine = {
-        "cores": cores(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
     weights = sum(p.numel() for p in build("lenet5", SHAPE, CLASSES).parameters())
-    print(f"theta: {weights} weights; {PARTICIPANTS} participants; one thread; torch {torch.__version__}")
-    found = []
-    for clients in options.clients:
-        for mixing in ("lazy", "eager"):
-            if options.mixing not in (None, mixing):
-                continue
-            if mixing == "eager" and (need := 4 * weights * clients) > LIMIT:
-                size = f"{need / 2**30:.1f} GiB of thetas, the limit is {LIMIT / 2**30:.0f} GiB"
-                print(f"eager  N {clients:6d}: not run: {size}")
-                continue
-            found.append(measure(mixing, clients, options.rounds, options.measured))
-            f = found[-1]
-            print(
-                f"{mixing:5s}  N {clients:6d}: {f['milliseconds_per_round']:8.1f} ms a round "
-                f"(quartiles {f['quartiles'][0]:.1f} to {f['quartiles'][2]:.1f})  "
-                f"{f['milliseconds_down_away']:6.2f} ms for one client away  "
-                f"{f['rounds_in_log']:4d} rounds in the log  {f['mebibytes']:7.0f} MiB", flush=True,
-            )  # fmt: skip
-    if options.json:
-        options.json.write_text(
-            json.dumps({"machine": machine, "load": os.getloadavg(), "results": found}, indent=2) + "\n"
-        )
+    sides = [(mixing, n) for n in given.clients for mixing in ("lazy", "eager") if given.mixing in (None, mixing)]
+    fits = [(mixing, n) for mixing, n in sides if mixing == "lazy" or 4 * weights * n <= LIMIT]
+    found = [measured(mixing, n, given.rounds, given.measured) for mixing, n in fits]
+    left_out = [f"{mixing}, {n:,} clients: {4 * weights * n / 2**30:.1f} GiB of thetas, left out" for mixing, n in sides
+                if (mixing, n) not in fits]  # fmt: skip
+    columns = ["", "ms a round", "quartiles", "ms for one client away", "rounds in the log", "MiB"]
+    measure.report(given, [measure.markdown(columns, map(row, found)), *left_out], found)
 
 
 if __name__ == "__main__":

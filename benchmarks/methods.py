@@ -1,6 +1,6 @@
 """What a round of each method costs, in rounds of FedAvg, beside what its passes over the data explain.
 
-    python benchmarks/methods.py [NAMES ...] [--clients 20] [--samples 200] [--turns 5] [--json FILE]
+    python benchmarks/methods.py [NAMES ...] [--clients 20] [--samples 200] [--turns 5] [--where] [--json FILE]
 
 W1: 20 clients x 200 CIFAR-shaped samples, batch 10, one epoch, the 4-layer CNN, all taking part; two options make it
 smaller. Every method runs in turns with FedAvg, one client after another in one thread; a turn is a whole round, the
@@ -12,6 +12,8 @@ server's part included, evaluation not. Seconds are those that the process itsel
                gradients and references explain together
     time       the round's seconds over those of FedAvg's, and the quartiles over the turns
     time/work  above 1.15 a method costs more than its passes explain
+    where      with --where: the operators that took longest beyond what FedAvg's work explains, as shares of a round,
+               by torch's profiler (seconds on the clock, for each operator the least of three rounds)
 
 A wrapper is measured around FedAvg. FedLAG has no warm-up here; FedAF condenses to one image a class in ten iterations.
 """
@@ -23,12 +25,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 import measure
 from idiolect import Run, catalogue
 from idiolect.data import Dataset, Federation
+from idiolect.engine import memory
 from idiolect.engine.introductions import hello
 from idiolect.engine.loop import one_round
 from idiolect.engine.progress import Progress
@@ -36,6 +40,7 @@ from idiolect.engine.serial import Serial
 from idiolect.method import Rows
 
 ALLOWED = 1.15
+SHOWN, PROFILED = 4, 3  # operators of a method, rounds
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedlag": {"warmup": 0},
     "fedaf": {"ipc": 1, "iterations": 10, "server_epochs": 1},
@@ -87,8 +92,25 @@ class Side:
             self.round()
         return work.done
 
+    def operators(self) -> dict[str, float]:
+        """Seconds that each operator took by itself in a round: the least of some rounds."""
+        least: dict[str, float] = {}
+        for _ in range(PROFILED):
+            with profile(activities=[ProfilerActivity.CPU]) as seen:
+                self.round()
+            found = {str(one.key): one.self_cpu_time_total / 1e6 for one in seen.key_averages()}
+            least = {name: min(seconds, least.get(name, seconds)) for name, seconds in found.items()}
+        return least
 
-def compared(name: str, clients: int, samples: int, turns: int) -> dict[str, Any]:
+
+def beyond(method: Side, fedavg: Side, work: float) -> dict[str, float]:
+    """The operators with most seconds beyond so many times FedAvg's, as shares of the method's round."""
+    found, plain = method.operators(), fedavg.operators()
+    more = {name: (seconds - work * plain.get(name, 0.0)) / sum(found.values()) for name, seconds in found.items()}
+    return dict(sorted(more.items(), key=lambda one: -one[1])[:SHOWN])
+
+
+def compared(name: str, clients: int, samples: int, turns: int, where: bool) -> dict[str, Any]:
     sides = {side: Side(side, clients, samples) for side in dict.fromkeys(("fedavg", name))}
     work = {side: of.work() for side, of in sides.items()}
     times = measure.alternate({side: of.round for side, of in sides.items()}, turns, warm=0)
@@ -98,6 +120,7 @@ def compared(name: str, clients: int, samples: int, turns: int) -> dict[str, Any
     return {
         "method": name, "passes": sides[name].passes, "work": work_ratio, **found,
         "beyond": found["ratio"] / work_ratio, "seconds": seconds,
+        "where": beyond(sides[name], sides["fedavg"], work_ratio) if where else {},
     }  # fmt: skip
 
 
@@ -107,6 +130,7 @@ def row(found: dict[str, Any]) -> list[str]:
     return [
         found["method"], f"{found['passes']:.2f}", f"{found['work']:.2f}", time,
         f"**{beyond}**" if found["beyond"] > ALLOWED else beyond,
+        ", ".join(f"{name.removeprefix('aten::')} {100 * share:.0f} %" for name, share in found["where"].items()),
     ]  # fmt: skip
 
 
@@ -116,14 +140,18 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5, help="measured rounds of each side")
+    parser.add_argument("--where", action="store_true", help="profile a round of each as well")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    memory.keep()  # as a run does
     found = []
     for name in given.names or catalogue.names():
-        found.append(compared(name, given.clients, given.samples, given.turns))
+        found.append(compared(name, given.clients, given.samples, given.turns, given.where))
         print(*row(found[-1]), sep="  ", file=sys.stderr, flush=True)
     found.sort(key=lambda one: -one["beyond"])
-    measure.report(given, [measure.markdown(["method", "passes", "work", "time", "time/work"], map(row, found))], found)
+    columns = ["method", "passes", "work", "time", "time/work", "where"]
+    cells = [row(one)[: len(columns) - (not given.where)] for one in found]
+    measure.report(given, [measure.markdown(columns[: len(cells[0])], cells)], found)
 
 
 if __name__ == "__main__":

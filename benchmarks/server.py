@@ -31,6 +31,7 @@ import torch
 
 import measure
 from fedsimsup import Server
+from idiolect.engine import memory
 from idiolect.engine.reduce import Reduction
 from idiolect.method import Rows, Up
 from idiolect.methods.fedaims import FedAIMS
@@ -84,10 +85,10 @@ def average(w: Tree, clients: int, turns: int) -> dict[str, Any]:
     streams = {"copy": 2, "lerp": 3, "mean": 3 * clients}
     times = measure.alternate(sides, turns)
     speed = {k: streams[k] * w.nbytes / statistics.median(t.cpu) / 1e9 for k, t in times.items()}
-    with Watched() as memory:
+    with Watched() as watched:
         mean()
     return {
-        "part": "average", "seconds": statistics.median(times["mean"].cpu), "models": memory.bytes / w.nbytes,
+        "part": "average", "seconds": statistics.median(times["mean"].cpu), "models": watched.bytes / w.nbytes,
         "gigabytes_per_second": speed, "said": f"{speed['mean']:.0f} GB/s; copy {speed['copy']:.0f}, lerp "
         f"{speed['lerp']:.0f}: {speed['mean'] / max(speed['copy'], speed['lerp']):.2f} of the faster",
     }  # fmt: skip
@@ -95,9 +96,9 @@ def average(w: Tree, clients: int, turns: int) -> dict[str, Any]:
 
 def timed(part: str, step: Callable[[], Any], model: int, turns: int, said: str) -> dict[str, Any]:
     times = measure.alternate({part: step}, turns)[part]
-    with Watched() as memory:
+    with Watched() as watched:
         step()
-    return {"part": part, "seconds": statistics.median(times.cpu), "models": memory.bytes / model, "said": said}
+    return {"part": part, "seconds": statistics.median(times.cpu), "models": watched.bytes / model, "said": said}
 
 
 def fedlag(w: Tree, clients: int, turns: int) -> dict[str, Any]:
@@ -110,9 +111,9 @@ def fedlag(w: Tree, clients: int, turns: int) -> dict[str, Any]:
     for layer, start in layers.items():
         ended = start.map(lambda v: v + torch.rand(clients, *v.shape))
         times.time(lambda ended=ended, start=start, layer=layer: method.conflicts(ended, start, [layer]))  # type: ignore[misc]
-        with Watched() as memory:
+        with Watched() as watched:
             method.conflicts(ended, start, [layer])
-        most = max(most, memory.bytes)
+        most = max(most, watched.bytes)
     return {
         "part": "fedlag", "seconds": sum(times.cpu), "models": most / w.nbytes,
         "said": f"conflicts of {len(layers)} layers, {clients} clients",
@@ -155,10 +156,10 @@ def fedsimsup(w: Tree, clients: int, turns: int) -> dict[str, Any]:
 
     sides = {"one by one": lambda: [method.down(state, row) for row in rows], "at once": at_once}
     times = {k: statistics.median(t.cpu) * FEDERATION / ASKED for k, t in measure.alternate(sides, turns).items()}
-    with Watched() as memory:
+    with Watched() as watched:
         at_once()
     return {
-        "part": "fedsimsup", "seconds": times["at once"], "models": memory.bytes / server.theta.nbytes,
+        "part": "fedsimsup", "seconds": times["at once"], "models": watched.bytes / server.theta.nbytes,
         "said": f"down of {FEDERATION:,} clients after {ROUNDS} rounds; one by one {times['one by one']:.1f} s",
     }  # fmt: skip
 
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    memory.keep()  # as a run does
     w = network(given.network)
     found = [PARTS[part](w, given.clients, given.turns) for part in given.parts]
     rows = [(one["part"], f"{one['seconds']:.2f}", f"{one['models']:.2f}", one["said"]) for one in found]
