@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN = $(shell n=1; while [ -e runs/demo-$$n ]; do n=$$((n + 1)); done; echo runs/demo-$$n)
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint benchmarks clean
 
 help:
 	@echo "make demo   six methods on the digits: a table, a figure, about two minutes"
 	@echo "make test   format, lint, types and all tests"
 	@echo "make lint   format, lint and types alone"
+	@echo "make benchmarks  everything that docs/speed.md measures, into runs/"
 	@echo "make clean  remove .venv and caches; runs/ stays"
 
 demo: .venv/installed
@@ -22,6 +23,9 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+benchmarks: .venv/installed
+	PYTHON=$(BIN)/python benchmarks/all.sh runs/benchmarks-$$(date +%Y%m%d-%H%M%S)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
