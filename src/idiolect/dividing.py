@@ -35,10 +35,7 @@ def divide(
     """The division that a run with these fields has. With `out`, FILE.parquet, and beside it .png, .svg and .json."""
     path = Path(out) if out is not None else None
     if path is not None:
-        check_name(path)
-        for beside in (path.with_suffix(kind) for kind in (".png", ".svg", ".json")):
-            if beside.exists():
-                raise UsageError(f"'{beside}' is there already and is never overwritten; choose another name.")
+        _refuse(path)
     experiment = Run(method="fedavg", **fields)
     with doing("reading the data"):
         _ = experiment.dataset
@@ -52,6 +49,7 @@ def divide(
 
 
 def _refuse(path: Path) -> None:
+    """Names that cannot be taken, before anything takes its time."""
     check_name(path)
     for beside in map(path.with_suffix, BESIDE):
         if beside.exists():

@@ -1,6 +1,8 @@
 """Measures of how clients differ, against sums over all pairs; the table and the picture of them."""
 
 import io
+import warnings
+from dataclasses import replace
 from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
@@ -127,10 +129,37 @@ def test_of_many_clients_a_column_is_the_mean_of_some_alike():
 
 
 def test_many_classes_are_added_up_in_neighbours():
-    found = Bubbles.of(made_of(np.tile(np.arange(1, 101), (3, 1))))
-    assert found.area.shape == (3, 40)
-    assert found.area.sum() == 3 * 5050
-    assert found.classes[0] == "0–1"
+    found = Bubbles.of(made_of(np.ones((3, 199), int)))
+    assert found.area.tolist() == [[4] * 49 + [3]] * 3  # as many classes in each row, or bubbles could not be compared
+    assert (found.classes[0], found.classes[-1]) == ("0–3", "196–198")
+
+
+# what classes are called
+
+
+def called(*names):
+    federation = made_of(np.arange(1, len(names) + 1)[None] * 3)
+    return replace(federation, dataset=replace(federation.dataset, class_names=names))
+
+
+def test_classes_are_called_by_their_names():
+    federation = called("well", "日本", "a name of more\nletters than there is room for")
+    lines = division.text(federation, Profile.of(federation)).splitlines()
+    assert lines[2:4] == [
+        "client  train  validation  test  well  日本  a name of m…  entropy",
+        "0           6           6     6     3     6             9     1.46",
+    ]
+    assert Bubbles.of(federation).classes == ["well", "1", "a name of more letters …"]  # 1: no such letters in the font
+    assert division.facts(federation, Profile.of(federation))["class_names"] == federation.dataset.class_names
+    numbers = called("7", "10")
+    assert division.text(numbers, Profile.of(numbers)).splitlines()[2].split()[4:7] == ["class", "7", "10"]
+
+
+def test_names_are_drawn_as_they_are_whatever_their_letters():
+    federation = replace(called("$x_1", "$\\frac{", "日本"), recipe="価格 $x$, iid")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(bubbles.draw(federation)) == {"png", "svg"}
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (20, 10), (500, 62)])

@@ -51,6 +51,7 @@ def test_pixels_labels_groups_and_test_rows_arrive_in_order(grey):
     data = load(grey, mean=[0], std=[1], group="writer")
     assert data.name == grey.name
     assert data.classes == 3
+    assert data.class_names == ("cat", "dog", "owl")
     assert data.network == "convnet3"
     assert torch.allclose(data.x, torch.tensor(GREY)[:, None] / 255)
     assert data.x.dtype == torch.float32

@@ -108,6 +108,11 @@ class Dataset:
             return digest(chain(self.x.bytes(), [self.y]), str((self.x.form, self.x.scale)))
         return digest([self.x, self.y])
 
+    @cached_property
+    def classes_called(self) -> tuple[str, ...]:
+        """What each class is called: by its number where the data says no more."""
+        return tuple(map(str, range(self.classes))) if self.class_names is None else self.class_names
+
     @property
     def strata(self) -> NDArray[np.int64]:
         """The class of each row, by which rows are stratified; one class for all where y holds no labels."""

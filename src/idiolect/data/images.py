@@ -33,6 +33,7 @@ def samples(
     std: Sequence[float] | None = None,
     network: str | None = None,
     group: NDArray[Any] | None = None,
+    class_names: tuple[str, ...] | None = None,
 ) -> Dataset:
     """Pixels scaled to [0, 1] and normalised per channel by `mean` and `std`, which are measured on the training images
     where not given (mean 0 and std 1 leave [0, 1] as it is). Large sets stay pixels, which become floats row by row as
@@ -51,6 +52,7 @@ def samples(
         network=network or default_network(x),
         group=group,
         official_test=None if in_train is None else np.arange(len(x)) >= in_train,
+        class_names=class_names,
     )
 
 

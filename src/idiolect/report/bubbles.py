@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from itertools import pairwise
 from textwrap import fill
 from typing import Any
 
@@ -13,8 +12,10 @@ from numpy.typing import NDArray
 
 from idiolect.data.federated import Federation
 from idiolect.data.heterogeneity import histograms
+from idiolect.report.division import shorten
 
-COLUMNS, ROWS = 50, 40  # what an eye can tell apart
+COLUMNS, ROWS = 50, 64  # what an eye can tell apart
+LETTERS = 24  # of the name of a class
 BLUE, GREY = "#0072B2", "#999999"
 
 
@@ -30,7 +31,8 @@ class Bubbles:
     @staticmethod
     def of(federation: Federation) -> Bubbles:
         """Beyond so many clients, they are ordered by their most frequent class and its share, and each column is the
-        mean over equally many neighbours in that order. Beyond so many classes, neighbours are added up."""
+        mean over equally many neighbours in that order. Beyond so many classes, as many neighbours are added up for
+        each row, which the first and the last number name."""
         classes = federation.dataset.classes if federation.dataset.loss == "cross_entropy" else 1
         clients, columns = federation.clients, min(federation.clients, COLUMNS)
         column = _order(federation) * columns // clients if clients > COLUMNS else np.arange(clients)
@@ -38,15 +40,30 @@ class Bubbles:
         for start, labels in histograms(federation):
             np.add.at(area, column[start : start + len(labels)], labels)
         area /= np.bincount(column)[:, None]
-        edges = np.linspace(0, classes, min(classes, ROWS) + 1).astype(int)
-        names = [f"{a}" if b - a == 1 else f"{a}–{b - 1}" for a, b in pairwise(edges)]
-        area = np.add.reduceat(area, edges[:-1], axis=1)
+        together = -(-classes // ROWS)
+        area = np.add.reduceat(area, np.arange(0, classes, together), axis=1)
+        names = _rows(federation, classes, together)
         if clients <= COLUMNS:
             return Bubbles(area, [str(k) for k in range(clients)], names, "client")
         said = (
             f"{clients:,} clients by their most frequent class; a column is the mean over {_range(np.bincount(column))}"
         )
         return Bubbles(area, [], names, said)
+
+
+def _rows(federation: Federation, classes: int, together: int) -> list[str]:
+    if together > 1:
+        return [f"{k}–{min(k + together, classes) - 1}" for k in range(0, classes, together)]
+    called = [shorten(name, LETTERS) for name in federation.dataset.classes_called[:classes]]
+    return [name if _drawable(name) else str(k) for k, name in enumerate(called)]
+
+
+def _drawable(text: str) -> bool:
+    """Whether the font of the picture, which is matplotlib's own, has all its characters."""
+    from matplotlib.font_manager import findfont, get_font
+
+    font = get_font(findfont("DejaVu Sans"))
+    return all(font.get_char_index(ord(character)) for character in text)
 
 
 def _order(federation: Federation) -> NDArray[np.int64]:
@@ -85,14 +102,16 @@ def _figure(bubbles: Bubbles, federation: Federation) -> Any:
     from matplotlib.figure import Figure
 
     columns, rows = bubbles.area.shape
-    cell = 0.34 if columns <= 25 else 0.22  # inches
+    cell = 0.34 if max(columns, rows) <= 25 else 0.22  # inches
     width, height = max(columns * cell, 3.5), max(rows * cell, 0.8)
-    figure = Figure(figsize=(width + 2.2, height + 2.4), layout="constrained")
+    beside = 2.2 + 0.06 * max(map(len, bubbles.classes))  # the legend, and what rows are called
+    figure = Figure(figsize=(width + beside, height + 2.4), layout="constrained")
     sizes, axes = figure.subplots(2, 1, sharex=True, height_ratios=[0.9, height])
     sizes.bar(range(columns), bubbles.area.sum(1), color=GREY, width=0.7)
     sizes.set_ylabel("rows of a client", fontsize=8)
-    title = fill(federation.recipe, int(13 * width))  # letters to an inch
-    sizes.set_title(f"{title}\nsplit hash {federation.split_hash[:12]}", fontsize=9, loc="left")
+    recipe = "".join(letter if _drawable(letter) else "?" for letter in federation.recipe)
+    title = fill(recipe, int(13 * width))  # letters to an inch
+    sizes.set_title(f"{title}\nsplit hash {federation.split_hash[:12]}", fontsize=9, loc="left", parse_math=False)
     _place(axes, bubbles, cell)
     for part in (sizes, axes):
         part.spines[["top", "right"]].set_visible(False)
@@ -107,15 +126,15 @@ def _place(axes: Any, bubbles: Bubbles, cell: float) -> None:
     axes.scatter(x, y, s=full * bubbles.area[x, y] / most, color=BLUE, linewidths=0)
     axes.set_xlim(-0.7, columns - 0.3)
     axes.set_ylim(-0.7, rows - 0.3)
-    axes.set_yticks(range(rows), bubbles.classes)
+    axes.set_yticks(range(rows), bubbles.classes, parse_math=False)
     axes.set_xticks(range(len(bubbles.columns)), bubbles.columns, rotation=90 if columns > 25 else 0)
     axes.set_xlabel(bubbles.said, fontsize=8)
     axes.set_ylabel("class", fontsize=8)
     for value in _round_numbers(most):
         axes.scatter([], [], s=full * value / most, color=BLUE, linewidths=0, label=f"{value:,}")
-    axes.legend(
-        title="rows", loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7, title_fontsize=8,
-        labelspacing=1.2,
+    axes.figure.legend(
+        title="rows", loc="outside right upper", frameon=False, fontsize=7, title_fontsize=8, borderpad=1,
+        labelspacing=3 * cell / 0.34, handletextpad=2 * cell / 0.34,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from idiolect.data.heterogeneity import DEFINITIONS, Profile
 
 ALL, FIRST = 30, 10  # so many clients have a line each; of more, the first ones
 CLASSES = 12  # so many classes have a column each
+LETTERS = 12  # of the name of a class
 
 
 def text(federation: Federation, profile: Profile) -> str:
@@ -38,6 +40,7 @@ def facts(federation: Federation, profile: Profile) -> dict[str, Any]:
         "split_hash": federation.split_hash,
         "clients": federation.clients,
         "parts": parts,
+        "class_names": federation.dataset.class_names,
         "heterogeneity": profile.measures(),
         "definitions": DEFINITIONS,
     }
@@ -51,7 +54,7 @@ def _clients(federation: Federation) -> str:
     shown = federation.clients if federation.clients <= ALL else FIRST
     table, parts = federation.table(slice(shown)), _parts(federation)
     classes = federation.dataset.classes if federation.dataset.loss == "cross_entropy" else 0
-    labels = [f"class {k}" if k == 0 else str(k) for k in range(classes)] if classes <= CLASSES else ["classes"]
+    labels = _classes(federation.dataset.classes_called[:classes]) if classes <= CLASSES else ["classes"]
     rows = [["client", *parts, *labels, *(["entropy"] if classes else [])]]
     for line in table:
         counts = line["labels"] if classes <= CLASSES else [np.count_nonzero(line["labels"])]
@@ -59,6 +62,23 @@ def _clients(federation: Federation) -> str:
         rows.append([str(line["client"]), *(str(line[part]) for part in parts), *own])
     left = federation.clients - shown
     return _aligned(rows) + (f"\n... and {left:,} more" if left else "")
+
+
+def _classes(names: Sequence[str]) -> list[str]:
+    """Heads of columns. Numbers do not say by themselves that they are classes."""
+    plain = all(name.lstrip("-").isdecimal() for name in names)
+    return [f"class {name}" if k == 0 and plain else shorten(name, LETTERS) for k, name in enumerate(names)]
+
+
+def shorten(text: str, letters: int) -> str:
+    """On one line, and no longer than this."""
+    line = " ".join(text.split())
+    return line if len(line) <= letters else line[: letters - 1] + "…"
+
+
+def _width(text: str) -> int:
+    """Places that it takes on a terminal: two for a character of East Asia, none for an accent of the one before."""
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _spread(federation: Federation, profile: Profile) -> str:
@@ -75,6 +95,10 @@ def _spread(federation: Federation, profile: Profile) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = ([row[0].ljust(first), *(c.rjust(w) for c, w in zip(row[1:], others, strict=True))] for row in rows)
+    first, *others = (max(map(_width, column)) for column in zip(*rows, strict=True))
+    gaps = ([" " * (w - _width(c)) for c, w in zip(row, (first, *others), strict=True)] for row in rows)
+    lines = (
+        [row[0] + gap[0], *(g + c for g, c in zip(gap[1:], row[1:], strict=True))]
+        for row, gap in zip(rows, gaps, strict=True)
+    )
     return "\n".join("  ".join(line) for line in lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +51,7 @@ def load(
     held = [
         _records(file, 2 if hundred else 1, place, classes) for file in [*train, *([test] if test.is_file() else [])]
     ]
-    data = images.samples(
+    return images.samples(
         folder,
         np.concatenate([pixels for _, pixels in held]),
         np.concatenate([labels for labels, _ in held]),
@@ -62,8 +61,8 @@ def load(
         mean=mean,
         std=std,
         network=network,
+        class_names=_names(folder / called, classes),
     )
-    return replace(data, class_names=_names(folder / called, classes))
 
 
 def _inside(folder: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -57,7 +56,7 @@ def load(
     place = {name: k for k, name in enumerate(clients)}
     found.sort(key=lambda image: (image.tests, place[image.client], number[image.kind], image.file))
     in_train = sum(not image.tests for image in found)
-    data = images.samples(
+    return images.samples(
         folder,
         _decoded(folder, _Blobs([image.file for image in found])),
         np.array([number[image.kind] for image in found]),
@@ -68,8 +67,8 @@ def load(
         std=std,
         network=network,
         group=np.array([image.client for image in found]) if clients != [""] else None,
+        class_names=tuple(kinds),
     )
-    return replace(data, class_names=tuple(kinds))
 
 
 class _Blobs(Sequence[bytes]):

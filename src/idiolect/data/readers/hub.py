@@ -89,6 +89,7 @@ def samples(
         std=std,
         network=network,
         group=values(where, table, group) if group else None,
+        class_names=class_names(kinds, label),
     )
 
 
@@ -277,7 +278,7 @@ def _image_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
     if (asked is not None and asked not in found) or not found:
         raise UsageError(
             f"Expected a column of images, struct{{bytes, path}}, in '{folder}', found the columns "
-            f"{', '.join(schema.names)}; only images are read from folders so far, no texts or tables."
+            f"{', '.join(schema.names)}; name it by image=, or read them otherwise: form=texts, form=parquet."
         )
     return asked or the_one(folder, "image", found)
 
@@ -306,9 +307,14 @@ def the_one(folder: Path, role: str, found: list[str]) -> str:
     return found[0]
 
 
+def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
+    names = features(schema).get(label, {}).get("names")
+    return tuple(names) if names else None
+
+
 def class_count(schema: pa.Schema, label: str) -> int | None:
-    about = features(schema).get(label, {})
-    return len(about["names"]) if about.get("names") else None
+    names = class_names(schema, label)
+    return len(names) if names else None
 
 
 def values(folder: Path, table: pa.Table, column: str) -> NDArray[Any]:

@@ -6,7 +6,6 @@ import gzip
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import IO, cast
@@ -53,7 +52,7 @@ def load(
         raise UsageError(f"Expected images of one size in '{path}', found {' and '.join(map(str, shapes))}.")
     pixels = np.concatenate([pixels for pixels, _ in held])
     y, found, called = numbered(f"in '{path}'", np.concatenate([labels for _, labels in held]), classes)
-    data = images.samples(
+    return images.samples(
         path,
         (pixels.transpose(0, 2, 1) if transpose else pixels)[..., None],
         y,
@@ -63,8 +62,8 @@ def load(
         mean=mean,
         std=std,
         network=network,
+        class_names=called,
     )
-    return data if called is None else replace(data, class_names=called)
 
 
 def _images(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from idiolect.data.dataset import Dataset, count_classes, default_network, to_la
 from idiolect.data.stored import Stored, mapped
 from idiolect.errors import UsageError
 
+FORM = "a folder with x.npy, y.npy and maybe group.npy, which stay in their files"
 BEFORE = ("signals",)  # x.npy and y.npy are no subjects
 
 

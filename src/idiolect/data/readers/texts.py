@@ -77,7 +77,6 @@ def samples(
     schema = hub.schema(where, parts, train)
     text, label = _text_column(where, schema, text), hub.label_column(where, schema, label)
     table, in_train, test = hub.rows(where, parts, [text, label, *([group] if group else [])], label, train, test)
-    names = hub.features(schema).get(label, {}).get("names")
     data = words.dataset(
         where,
         _texts(where, table, text),
@@ -92,7 +91,7 @@ def samples(
         group=hub.values(where, table, group) if group else None,
         official_test=None if in_train is None else np.arange(len(table)) >= in_train,
     )
-    return replace(data, class_names=tuple(names)) if names else data
+    return replace(data, class_names=hub.class_names(schema, label))
 
 
 def _text_column(folder: Path, schema: pa.Schema, asked: str | None) -> str:
