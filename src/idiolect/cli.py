@@ -369,7 +369,7 @@ def _pairs(given: Sequence[str], option: str) -> Iterator[tuple[str, str]]:
     for text in given:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not name or not equals or not value:
-            raise UsageError(f"{option} takes name=value, as in lam=0.5; found '{text}'.")
+            raise UsageError(f"{option} takes NAME=VALUE; found '{text}'.")
         yield name, value
 
 

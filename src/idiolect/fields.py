@@ -32,7 +32,11 @@ class Fields:
     """What an experiment is made of. A field that the command line can set has a help text."""
 
     method: Method | str
-    data: str | Dataset = _field("digits", "a data set's name, or the path of one")
+    data: str | Dataset = _field(
+        "digits",
+        "a data set's name (digits, synthetic, toy2d, quadratics; of the Hub mnist, cifar10, ..., hub:owner/name), or "
+        "the path of files as they are: a table, images, arrays, texts, signals, ...",
+    )
     data_options: Mapping[str, Any] = _mapping("what the data set's loader takes, as group=writer")
     split: str | Split | SplitFile | Federation = _field(
         "dirichlet:0.1",

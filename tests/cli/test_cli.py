@@ -103,7 +103,7 @@ BAD = {  # words for `run`, words for `compare` (None: the same after --methods 
     "an unknown part": (["fedrep", "--set", "fedrap.head_epochs=1"], ["--methods", "fedrep", "--set", "fedrap.head_epochs=1"], "Unknown method in --set 'fedrap'. Did you mean fedrep?"),
     "a word for a number": (["fedprox", "--set", "mu=much"], ["--methods", "fedprox", "--set", "mu=much"], "fedprox.mu must be a number; found 'much'."),
     "a value out of range": (["fedprox", "--set", "mu=-1"], ["--methods", "fedprox", "--set", "mu=-1"], "FedProx.mu must be 0 or more; found -1"),
-    "a setting without a value": (["fedprox", "--set", "mu"], ["--methods", "fedprox", "--set", "mu"], "--set takes name=value, as in lam=0.5; found 'mu'."),
+    "a setting without a value": (["fedprox", "--set", "mu"], ["--methods", "fedprox", "--set", "mu"], "--set takes NAME=VALUE; found 'mu'."),
     "a field that two parts have": (["fedexp+fedlag", "--set", "weights=uniform"], ["--methods", "fedexp+fedlag", "--set", "weights=uniform"], "'weights' is a field of fedexp and of fedlag; write fedexp.weights or fedlag.weights."),
     "what wraps nothing": (["fedrep+fedavg"], ["--methods", "fedrep+fedavg"], "'fedavg' wraps nothing and cannot follow a '+'; wrappers: fedlag, finetune."),
     "ratio 0": (["fedavg", "--ratio", "0"], None, "ratio must be a ratio in (0, 1] such as 0.1"),

@@ -1,6 +1,7 @@
 """All readers of local files: who reads what, what is refused, and every form from the command line."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from idiolect import Run, run
 from idiolect.cli import main
-from idiolect.data import Dataset, from_arrays, load, readers
+from idiolect.data import Dataset, from_arrays, load, options_of, readers
 from idiolect.errors import UsageError
 
 READER = {
@@ -254,3 +255,26 @@ def test_tuples_that_are_not_x_and_y_are_refused():
         Run(method="fedavg", data=(X, Y[:5]), clients=2)
     with pytest.raises(UsageError, match=r"its path or arrays \(x, y\); found 3"):
         Run(method="fedavg", data=3)
+
+
+LINES = {  # of docs/data/README.md
+    "table": "csv", "images": "folders", "IDX": "idx", "CIFAR": "cifar", "arrays": "npz", "large arrays": "npy",
+    "as on the Hub": "hub", "LEAF": "leaf", "signals": "signals", "texts": "texts", "text by client": "text_files",
+    "UCI HAR": "uci_har", "PFLlib": "pfllib",
+}  # fmt: skip
+PAGE = Path(__file__).parents[2] / "docs" / "data" / "README.md"
+
+
+def test_every_reader_is_in_the_list_that_an_error_gives_and_says_its_form():
+    assert [name for name, reader in readers.readers().items() if not hasattr(reader, "FORM")] == []
+
+
+@pytest.mark.parametrize("form", LINES)
+def test_the_page_has_the_options_of_each_form_and_no_others(form):
+    (line,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {form} |")]
+    named = set(re.findall(r"`(\w+)`", line.rpartition(" | ")[2]))
+    assert named == set(options_of.kinds(readers.readers()[LINES[form]].load, positional=1)) - {"network"}
+
+
+def test_the_page_has_every_reader():
+    assert set(readers.readers()) - set(LINES.values()) == {"parquet", "safetensors"}  # which share a line with another

@@ -75,9 +75,10 @@ def _nothing_there(name: str | os.PathLike[str], path: Path) -> UsageError:
 
 
 def _unread(path: Path) -> UsageError:
-    hint = f"; {OTHERS[path.suffix.lower()]}" if path.is_file() and path.suffix.lower() in OTHERS else ""
+    if path.is_file() and path.suffix.lower() in OTHERS:
+        return UsageError(f"Nobody reads '{path}', {_what(path)}; {OTHERS[path.suffix.lower()]}.")
     forms = "; ".join(form_of(reader) for reader in readers().values())
-    return UsageError(f"Nobody reads '{path}', {_what(path)}{hint}. What can be read: {forms}.")
+    return UsageError(f"Nobody reads '{path}', {_what(path)}. What can be read: {forms}.")
 
 
 def _what(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -167,6 +168,7 @@ def _library(repo: str) -> ModuleType:
         )
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every attempt at what then fails
     return datasets
 
 

@@ -211,7 +211,8 @@ def _block(where: Path, table: pa.Table, name: str, hot: bool) -> Matrix:
     if not numeric(column.type):
         raise UsageError(
             f"Expected numbers in column '{name}' of '{where}', found {column.type}, as '{column[0]}'; leave the "
-            f'column out by features=, or make columns of 0 and 1 of it by one_hot=true or one_hot=["{name}"].'
+            f"column out by features=, say by group={name} that it tells whose a row is, or make columns of 0 and 1 of "
+            f'it by one_hot=true or one_hot=["{name}"].'
         )
     with np.errstate(over="ignore"):
         values = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float32)[:, None]
