@@ -83,7 +83,7 @@ class Side:
         self.run = Run(
             method="fedper", data=data, split=split, clients=clients, rounds=10**6, ratio=COHORT / clients,
             epochs=epochs, network="mlp", network_options={"hidden": (64,)}, evaluate_every=10**6,
-            evaluate_clients=EVALUATED,
+            evaluate_clients=min(EVALUATED, clients),
         )  # fmt: skip
         self.context = self.run.context()
         self.file = folder / f"states-{clients}"
