@@ -26,6 +26,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"Unknown {kind} '{name}'.{hint}")
 
 
+def said(error: BaseException) -> str:
+    """What another library's error says, as a part of one sentence."""
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+
+
 def individual(method: str, slots: Iterable[str]) -> UsageError:
     """The error for a secure run of a method whose server has to see replies one by one."""
     return UsageError(

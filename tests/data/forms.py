@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -163,5 +164,95 @@ FORMS = {
     for form in (
         csv_file, csv_zipped, csv_by_client, csv_train_test, parquet_file, parquet_folder, images_by_class,
         images_train_test, images_by_client, idx_folder, idx_file, cifar10, cifar100, npz, npz_parts, safetensors,
+    )
+}  # fmt: skip
+
+
+def images_as_on_the_hub(folder: Path) -> Made:
+    for part, rows in (("train", range(18)), ("test", range(18, 24))):
+        cells = [{"bytes": png(PIXELS[k]), "path": None} for k in rows]
+        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        table = pa.table({"image": pa.array(cells, kind), "label": Y[rows.start : rows.stop]})
+        pq.write_table(table, _made(folder / "hub") / f"{part}-00000-of-00001.parquet")
+    return folder / "hub", {}
+
+
+def texts_with_labels(folder: Path) -> Made:
+    for part, rows in (("train", slice(0, 18)), ("test", slice(18, 24))):
+        table = pa.table({"text": [f"A {word}, I saw." for word in WORDS[rows]], "label": Y[rows]})
+        pq.write_table(table, _made(folder / "news") / f"{part}-00000-of-00001.parquet")
+    return folder / "news", {"length": 6}
+
+
+def texts_by_client(folder: Path) -> Made:
+    for client in "abc":
+        put(folder / "play" / f"{client}.txt", "to be or not\n" * 4)
+    return folder / "play", {"length": 5}
+
+
+def leaf(folder: Path) -> Made:
+    users = {who: {"x": X[who == WHO].tolist(), "y": Y[who == WHO].tolist()} for who in "abc"}
+    for part, of in (("train", "ab"), ("test", "c")):
+        held = {"users": list(of), "num_samples": [8] * len(of), "user_data": {who: users[who] for who in of}}
+        put(folder / "leaf" / part / "all.json", json.dumps(held))
+    return folder / "leaf", {}
+
+
+def signals_table(folder: Path) -> Made:
+    rows = [f"{k / 50},{X[k, 0]},{X[k, 1]},{WORDS[k]},{WHO[k]}\n" for k in range(24)]
+    return put(folder / "walks.csv", "time,ax,ay,activity,subject\n" + "".join(rows)), {"length": 4}
+
+
+def signals_arrays(folder: Path) -> Made:
+    for who in "abc":
+        np.save(_made(folder / "walks") / f"{who}.npy", np.column_stack([X, Y])[who == WHO])
+    return folder / "walks", {"length": 4}
+
+
+def signals_windows(folder: Path) -> Made:
+    for who in "abc":
+        x = PIXELS[who == WHO][:, :2].astype(np.float32)
+        np.savez(_made(folder / "windows") / f"{who}.npz", x=x, y=Y[who == WHO])
+    return folder / "windows", {}
+
+
+def uci_har(folder: Path) -> Made:
+    for part, rows in (("train", slice(0, 18)), ("test", slice(18, 24))):
+        inside = folder / "har" / part
+        for name in ("acc_x", "gyro_z"):
+            signal = "".join(" ".join(f"{v:.3e}" for v in row) + "\n" for row in X[rows])
+            put(inside / "Inertial Signals" / f"{name}_{part}.txt", signal)
+        put(inside / f"y_{part}.txt", "".join(f"{y + 1}\n" for y in Y[rows]))
+        put(inside / f"subject_{part}.txt", "".join(f"{ord(who)}\n" for who in WHO[rows]))
+    return folder / "har", {}
+
+
+def pfllib(folder: Path) -> Made:
+    """As it saves them: each file holds a pickled dictionary of arrays."""
+    for number, who in enumerate("abc"):
+        rows = np.flatnonzero(who == WHO)
+        for part, chosen in (("train", rows[:6]), ("test", rows[6:])):
+            with (_made(folder / "peer" / part) / f"{number}.npz").open("wb") as file:
+                np.savez_compressed(file, data={"x": X[chosen].astype(np.float32), "y": Y[chosen]})
+    put(folder / "peer" / "config.json", json.dumps({"num_clients": 3, "num_classes": 2}))
+    return folder / "peer", {}
+
+
+def npy_folder(folder: Path) -> Made:
+    for name, array in (("x", X.astype(np.float32)), ("y", Y), ("group", WHO)):
+        np.save(_made(folder / "large") / f"{name}.npy", array)
+    return folder / "large", {}
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+OTHERS = {
+    form.__name__: form
+    for form in (
+        images_as_on_the_hub, texts_with_labels, texts_by_client, leaf, signals_table, signals_arrays,
+        signals_windows, uci_har, pfllib, npy_folder,
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from forms import FORMS, WHO, X, Y, csv_file, idx_bytes, images_by_class, lines, npz, put
+from forms import FORMS, OTHERS, WHO, X, Y, csv_file, idx_bytes, images_by_class, lines, npz, put
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +83,24 @@ def test_nothing_is_written_beside_the_data(made, tmp_path):
     assert sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*")) == before
 
 
+READER_OF_OTHERS = {
+    "images_as_on_the_hub": "hub", "texts_with_labels": "texts", "texts_by_client": "text_files",
+    "signals_table": "signals", "signals_arrays": "signals", "signals_windows": "signals", "npy_folder": "npy",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_each_other_form_has_its_reader_and_loads(form, tmp_path):
+    path, options = OTHERS[form](tmp_path)
+    assert readers.reader_of(path).__name__.endswith(f".{READER_OF_OTHERS.get(form, form)}")
+    assert load(path, **options).digest == load(path, **options).digest
+
+
+def test_every_reader_has_a_form_that_is_broken_below():
+    tried = {*READER.values(), *(READER_OF_OTHERS.get(form, form) for form in OTHERS)}
+    assert tried == set(readers.readers())
+
+
 # broken bytes
 
 
@@ -90,7 +108,7 @@ def files(path):
     return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, *OTHERS])
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_broken_files_are_refused_or_read_and_nothing_else(form, data, tmp_path):
@@ -98,7 +116,7 @@ def test_broken_files_are_refused_or_read_and_nothing_else(form, data, tmp_path)
     home = tmp_path / form
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
-    path, options = FORMS[form](home)
+    path, options = (FORMS | OTHERS)[form](home)
     file = data.draw(st.sampled_from(files(path)), "file")
     file.write_bytes(broken(data, file.read_bytes()))
     assert_read_or_refused(path, options)
@@ -194,8 +212,7 @@ def test_every_reader_says_what_it_reads_and_goes_before_readers_that_are_there(
         assert callable(reader.reads), name
         assert callable(reader.load), name
         assert set(getattr(reader, "BEFORE", ())) <= set(known) - {name}
-    local = {"csv", "parquet", "folders", "idx", "cifar", "npz", "safetensors"}
-    assert all(len(readers.form_of(known[name])) > len(name) + 5 for name in local)
+    assert all(len(readers.form_of(known[name])) > len(name) + 5 for name in known)
 
 
 @pytest.mark.parametrize(

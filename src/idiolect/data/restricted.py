@@ -8,17 +8,17 @@ import math
 import pickletools
 import re
 import struct
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from idiolect.errors import UsageError
+from idiolect.data.stored import BROKEN
+from idiolect.errors import UsageError, said
 
 LARGEST = 2**32  # bytes of one file, or of one array's file within a .npz, unpacked
 STEPS = 50_000_000  # instructions, and things in what they make
@@ -71,7 +71,7 @@ def loads(data: bytes, where: Path) -> Any:
     except RefusedError as error:
         raise _refusal(where, str(error)) from None
     except MALFORMED as error:
-        raise _refusal(where, f"a broken pickle ({str(error).partition(chr(10))[0] or type(error).__name__})") from None
+        raise _refusal(where, f"a broken pickle ({said(error)})") from None
 
 
 def npz(file: Path) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def npz(file: Path) -> dict[str, Any]:
         raise
     except RefusedError as error:
         raise _refusal(file, str(error)) from None
-    except (BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error, *MALFORMED) as error:
+    except BROKEN as error:
         raise UsageError(
-            f"Expected a whole .npz file in '{file}', found something else ({error}); copy or make it again."
+            f"Expected a whole .npz file in '{file}', found something else ({said(error)}); copy or make it again."
         ) from None
 
 

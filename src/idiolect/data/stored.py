@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import lzma
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -15,6 +20,10 @@ from torch import Tensor
 from idiolect.errors import UsageError
 
 Pixels = NDArray[np.uint8]  # [rows, height, width, channels]
+BROKEN = (  # what numpy.load raises, beside OSError, for a file that is none of its own: it reads headers as Python
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError, MemoryError, SyntaxError,
+    TokenError, NotImplementedError, RuntimeError, BadZipFile, lzma.LZMAError, struct.error, zlib.error,
+)  # fmt: skip
 BLOCK = 1 << 24  # bytes that are looked at together where all must be
 
 
@@ -113,7 +122,7 @@ def mapped(file: Path) -> NDArray[Any]:
         found: NDArray[Any] | None = np.load(file, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise UsageError(f"Expected an array in '{file}': {error.strerror or error}.") from None
-    except (ValueError, EOFError):
+    except BROKEN:
         found = None
     if not isinstance(found, np.ndarray):
         raise UsageError(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from idiolect.data.dataset import Dataset
 from idiolect.data.labels import numbered
-from idiolect.errors import UsageError, unknown
+from idiolect.errors import UsageError, said, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,7 +152,7 @@ def _joined(where: Path, files: Mapping[Path, pa.Table], columns: list[str]) -> 
     try:
         return pa.concat_tables([table.select(columns) for table in files.values()], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UsageError(f"Expected the same kinds of columns in all files of '{where}', found: {error}.") from None
+        raise UsageError(f"Expected the same kinds of columns in all files of '{where}': {said(error)}.") from None
 
 
 def _check_complete(file: Path, table: pa.Table) -> None:

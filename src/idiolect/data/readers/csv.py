@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from idiolect.data import tables
 from idiolect.data.dataset import Dataset
-from idiolect.errors import UsageError
+from idiolect.errors import UsageError, said
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +79,7 @@ def _table(file: Path, header: bool | None, delimiter: str | None, roles: set[st
         table = arrow.read_csv(file, read, arrow.ParseOptions(delimiter=delimiter, newlines_in_values=True))
         tables.check_names(file, table)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Expected a table in '{file}', found: {_sentence(error)}.") from None
+        raise UsageError(f"Expected a table in '{file}', found: {said(error)}.") from None
     if table.num_columns == 1:
         raise UsageError(
             f"Expected columns divided by {delimiter!r} in '{file}', found one column, '{table.column_names[0]}'; name "
@@ -98,7 +98,7 @@ def _first_line(file: Path, delimiter: str) -> list[str]:
             f"Expected text in UTF-8 in '{file}', found something else; save the table as UTF-8."
         ) from None
     except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise UsageError(f"Expected a table in '{file}', found: {_sentence(error)}.") from None
+        raise UsageError(f"Expected a table in '{file}', found: {said(error)}.") from None
 
 
 def _is_header(cells: list[str], roles: set[str]) -> bool:
@@ -112,7 +112,3 @@ def _number(cell: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")

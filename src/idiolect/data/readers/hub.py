@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from idiolect.data import images
 from idiolect.data.dataset import Dataset
-from idiolect.errors import UsageError, unknown
+from idiolect.errors import UsageError, said, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -252,10 +252,12 @@ def _read(folder: Path, files: Sequence[Path], columns: list[str]) -> pa.Table:
     try:
         return pa.concat_tables([_table(file, columns) for file in files], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UsageError(f"Expected train and test files of one layout in '{folder}', found: {error}.") from error
+        raise UsageError(f"Expected train and test files of one layout in '{folder}', found: {said(error)}.") from error
     except OSError as error:
         kind = "Arrow" if files[0].suffix == ".arrow" else "Parquet"
-        raise UsageError(f"Expected whole {kind} files in '{folder}', found: {error}; download them again.") from error
+        raise UsageError(
+            f"Expected whole {kind} files in '{folder}', found: {said(error)}; download them again."
+        ) from error
 
 
 def features(schema: pa.Schema) -> dict[str, Any]:

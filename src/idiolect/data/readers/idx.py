@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from idiolect.data import images
 from idiolect.data.dataset import Dataset
 from idiolect.data.labels import numbered
-from idiolect.errors import UsageError, unknown
+from idiolect.errors import UsageError, said, unknown
 
 FORM = "IDX files, a folder of them or one file of images beside its labels (.gz too)"
 UINT8 = 8
@@ -136,7 +136,7 @@ def _read(file: Path, dimensions: int, what: str) -> NDArray[np.uint8]:
             shape = _shape(file, raw.read(4 + 4 * dimensions), dimensions, what)
             data = raw.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"Expected an IDX file, found '{file}' broken off or not whole: {error}.") from None
+        raise UsageError(f"Expected an IDX file, found '{file}' broken off or not whole: {said(error)}.") from None
     if len(data) != prod(shape):
         turned = prod(int.from_bytes(n.to_bytes(4, "big"), "little") for n in shape)
         hint = "its numbers have their bytes in the wrong order" if turned == len(data) else "download it again"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
 from idiolect.data import arrays
 from idiolect.data.dataset import Dataset
+from idiolect.data.stored import BROKEN
 from idiolect.errors import UsageError
 
 FORM = "an .npz file with x and y, or x_train, y_train, x_test and y_test"
@@ -45,7 +44,7 @@ def _held(file: Path) -> dict[str, arrays.Array]:
         return found
     except OSError as error:
         raise UsageError(f"Expected a file of arrays at '{file}': {error.strerror or error}.") from None
-    except (ValueError, BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, MemoryError):
+    except BROKEN:
         raise UsageError(
             f"Expected plain arrays in '{file}', found something else (objects, or bytes that are not whole); write it "
             "with numpy.savez."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from idiolect.data import tables
 from idiolect.data.dataset import Dataset
-from idiolect.errors import UsageError
+from idiolect.errors import UsageError, said
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,8 +76,7 @@ def _table(file: Path) -> pa.Table:
         with file.open("rb") as raw:  # a path would take key=value folders above it for columns
             table = pq.read_table(raw)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        short = " ".join(str(error).split())[:200].rstrip(".")
-        raise UsageError(f"Expected a Parquet file, found something else in '{file}': {short}.") from None
+        raise UsageError(f"Expected a Parquet file, found something else in '{file}': {said(error)}.") from None
     if any(pa.types.is_struct(field.type) for field in table.schema):
         raise UsageError(
             f"Expected a table of numbers in '{file}', found columns with parts, as images have; for images name the "

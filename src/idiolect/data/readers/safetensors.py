@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from idiolect.data import arrays
 from idiolect.data.dataset import Dataset
-from idiolect.errors import UsageError
+from idiolect.errors import UsageError, said
 
 FORM = "a .safetensors file with the same tensors"
 
@@ -32,6 +32,6 @@ def load(
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise UsageError(f"Expected tensors in '{file}', found something else: {str(error).strip()[:120]}.") from None
+        raise UsageError(f"Expected tensors in '{file}', found something else: {said(error)}.") from None
     held = {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in tensors.items()}
     return arrays.dataset(file, held, classes=classes, network=network, mean=mean, std=std, channels=channels)

@@ -4,11 +4,9 @@ subject, as .csv, .npy or .npz."""
 from __future__ import annotations
 
 import csv
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +14,8 @@ from numpy.typing import NDArray
 from idiolect.data import signals
 from idiolect.data.dataset import Dataset
 from idiolect.data.signals import Recording, WindowLabel, checked
-from idiolect.errors import UsageError, unknown
+from idiolect.data.stored import BROKEN
+from idiolect.errors import UsageError, said, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,8 +93,8 @@ def _arrays(file: Path) -> Recording:
     try:
         held = np.load(file, allow_pickle=False)
         arrays = {"": held} if isinstance(held, np.ndarray) else {name: held[name] for name in held.files}
-    except (OSError, ValueError, BadZipFile, EOFError, zlib.error, NotImplementedError, MemoryError) as error:
-        raise UsageError(f"Expected plain arrays in '{file}', found something else ({error}).") from None
+    except (OSError, *BROKEN) as error:
+        raise UsageError(f"Expected plain arrays in '{file}', found something else ({said(error)}).") from None
     x, y = _last_column(file, arrays[""]) if "" in arrays else (arrays.get("x"), arrays.get("y"))
     if x is None or y is None or x.ndim not in (2, 3) or y.shape != x.shape[:1] or x.dtype.kind not in "iuf":
         found = ", ".join(f"{name or 'array'} {list(a.shape)} of {a.dtype}" for name, a in arrays.items()) or "none"
@@ -140,7 +139,7 @@ def _read(file: Path) -> pa.Table:
     try:
         table = arrow.read_csv(file)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Expected a table in '{file}', found: {' '.join(str(error).split())}.") from None
+        raise UsageError(f"Expected a table in '{file}', found: {said(error)}.") from None
     twice = [name for name in table.column_names if table.column_names.count(name) > 1]
     if twice or not len(table):
         raise UsageError(

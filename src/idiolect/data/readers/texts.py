@@ -12,7 +12,7 @@ import torch
 from idiolect.data import words
 from idiolect.data.dataset import Dataset
 from idiolect.data.readers import hub
-from idiolect.errors import UsageError, unknown
+from idiolect.errors import UsageError, said, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,6 +119,6 @@ def _texts(folder: Path, table: pa.Table, column: str) -> list[str]:
     try:
         data.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise UsageError(f"Expected texts in UTF-8 in column '{column}' of '{folder}': {error}.") from None
+        raise UsageError(f"Expected texts in UTF-8 in column '{column}' of '{folder}': {said(error)}.") from None
     texts: list[str] = data.to_pylist()
     return texts

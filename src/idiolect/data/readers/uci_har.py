@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from idiolect.data import signals
 from idiolect.data.dataset import Dataset
 from idiolect.data.signals import Recording
-from idiolect.errors import UsageError
+from idiolect.errors import UsageError, said
 
 FORM = "UCI's smartphone activities: a folder with train/Inertial Signals/*_train.txt, y_train.txt, subject_train.txt"
 SIGNALS = "Inertial Signals"
@@ -82,4 +82,4 @@ def _numbers(file: Path, dimensions: Literal[1, 2]) -> NDArray[np.float64]:
             warnings.simplefilter("error")  # of a file without numbers
             return np.loadtxt(file, dtype=np.float64, ndmin=dimensions, encoding="utf-8-sig")
     except (OSError, ValueError, UserWarning) as error:
-        raise UsageError(f"Expected numbers in '{file}', found something else: {error}.") from None
+        raise UsageError(f"Expected numbers in '{file}', found something else: {said(error)}.") from None
