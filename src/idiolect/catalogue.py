@@ -136,7 +136,7 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         elif k in (int, float) and not isinstance(value, bool):
             try:
                 number = float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 continue
             if k is float:
                 return number

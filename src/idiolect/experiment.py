@@ -9,10 +9,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import tomli_w
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from idiolect.engine import attacks, orders, robust
 from idiolect.engine.faults import FAULTS, Faults
 from idiolect.engine.reception import ON_BAD_REPLY, Reception
 from idiolect.engine.work import Context, Shards
-from idiolect.errors import UsageError, unknown
+from idiolect.errors import UsageError, said, unknown
 from idiolect.fields import DIVISION, Fields
 from idiolect.method import Method, Wrapper
 from idiolect.nets import build, names, takes
@@ -43,6 +43,7 @@ BUFFERS = ("average", "local", "drop")
 KINDS: tuple[tuple[str, Any, str], ...] = (
     ("method", Method, "a method or its name"),
     ("data", (str, Dataset), "a data set, its name, its path or arrays (x, y)"),
+    ("data_options", Mapping, "options by their names"),
     ("split", (Split, SplitFile, Federation), "a split, its text, a split file or a federation"),
     ("network", (str, nn.Module, type(None)), "a network or its name"),
     ("network_options", Mapping, "options by their names"),
@@ -121,7 +122,7 @@ class Run(Fields):
         for name, default in DIVISION.items():
             if (given := getattr(self, name)) is None:
                 object.__setattr__(self, name, made.get(name, default))
-            elif given not in (made.get(name, given), "auto"):
+            elif name in made and given not in (made[name], "auto"):
                 whose = f"'{self.split.path}'" if isinstance(self.split, SplitFile) else "the federation given"
                 raise UsageError(f"{name} must be the {made[name]} of {whose}; found {given}. Leave {name} out.")
 
@@ -369,11 +370,7 @@ class Run(Fields):
     @staticmethod
     def from_toml(text: str, **given: Any) -> Run:
         """The run of a TOML text; `given` fields stand in for what the text can only name (data, network)."""
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"The run file is not TOML: {error}.") from None
-        return Run.from_table(table | given)
+        return Run.from_table(_parsed("The run file", text) | given)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Run:
@@ -383,6 +380,8 @@ class Run(Fields):
             fields = flat({k: v for k, v in method.items() if k != "name"})
             if "name" not in method:
                 raise UsageError("The run file's [method] has no name.")
+            if not isinstance(method["name"], str):
+                raise UsageError(f"The name of the run file's [method] must be a word; found {method['name']!r}.")
             method = catalogue.build(method["name"], fields)
         if method is None:
             raise UsageError("A run needs a method.")
@@ -397,9 +396,11 @@ class Run(Fields):
 
 def _device(name: str) -> None:
     try:
-        kind = torch.device(name).type
+        kind = torch.device(name).type if isinstance(name, str) else ""
     except RuntimeError:
-        raise UsageError(f"device must be a device of PyTorch, such as cpu or cuda; found '{name}'.") from None
+        kind = ""
+    if not kind:
+        raise UsageError(f"device must be a device of PyTorch, such as cpu or cuda; found '{name}'.")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError("device=cuda needs a GPU and a CUDA build of PyTorch, and there is none here; use device=cpu.")
 
@@ -412,13 +413,19 @@ def cores() -> int:
 def read(path: str | Path) -> dict[str, Any]:
     """The fields of a run file."""
     try:
-        return tomllib.loads(Path(path).read_text())
+        text = Path(path).read_text()
     except OSError as error:
         raise UsageError(f"Cannot read the run file {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not TOML: it is not even text.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}.") from None
+    return _parsed(str(path), text)
+
+
+def _parsed(where: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of numbers of thousands of digits
+        raise UsageError(f"{where} is not TOML: {said(error)}.") from None
 
 
 def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -439,9 +446,13 @@ def flat(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+    try:
+        number = nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:
+        number = nan
+    if not isfinite(number):
         raise UsageError(f"{name} must be a finite number; found {value!r}.")
-    return float(value)
+    return number
 
 
 def _whole(name: str, value: Any, least: int) -> None:

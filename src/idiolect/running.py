@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from idiolect.engine import memory, work
-from idiolect.engine.checkpoint import Checkpoints, environment
+from idiolect.engine.checkpoint import TABLES, Checkpoints, environment
 from idiolect.engine.failing import Enduring
 from idiolect.engine.loop import loop
 from idiolect.engine.progress import Progress, Report
@@ -50,7 +50,6 @@ PAGE = 4096
 Watch = Callable[[Report], None]
 MOMENTS = ("received", "trained")
 HELD_OUT = "held_out"
-TABLES = ("rounds", "clients", "notes")  # of a record
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def sampler(ratio: float | str | Sequence[Sequence[int]], clients: int) -> Sampl
     """The rule that a ratio, a text or lists stand for."""
     if not isinstance(ratio, str | int | float):
         try:
-            lists = tuple(tuple(sorted(map(int, ids))) for ids in ratio)
+            lists = tuple(tuple(sorted(map(index, ids))) for ids in ratio)
         except (TypeError, ValueError):
             raise UsageError(f"ratio must be {FORMS}; found {ratio}.") from None
         wrong = [i for ids in lists for i in ids if not 0 <= i < clients]

@@ -258,3 +258,17 @@ def test_folders_named_like_columns_add_none(tmp_path):
     """Arrow would read `year=2020/` as a column."""
     path = written(tmp_path, "year=2020/t.parquet", a=[1, 2], label=[0, 1])
     assert load(path).x.shape == (2, 1)
+
+
+def test_texts_of_a_parquet_file_that_are_none_are_refused(tmp_path):
+    file = tmp_path / "t.parquet"
+    pq.write_table(
+        pa.table({"u": [1.0, 2.0], "label": ["cats", "dogs"]}),
+        file,
+        use_dictionary=False,
+        compression="none",
+        write_statistics=False,
+    )
+    file.write_bytes(file.read_bytes().replace(b"dogs", b"\xb4ogs"))
+    with pytest.raises(UsageError, match="Expected a Parquet file, found something else"):
+        load(file)

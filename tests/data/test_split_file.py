@@ -309,3 +309,22 @@ def test_a_comparison_has_one_split_for_all_seeds_and_says_which(kept, tmp_path)
     save_split(federate(data(), "iid", 6, 2), path)
     with pytest.raises(UsageError, match="other settings, which is never overwritten"):
         compare(["local", "fedavg"], seeds=[0, 1], out=tmp_path / "out", **fields)
+
+
+@pytest.mark.parametrize("name", ["format", "recipe", "made_with", "clients", "repeats", "split_hash", "data"])
+@pytest.mark.parametrize("value", [None, 2.5, "text", [1], {"rows": 3}])
+def test_facts_of_another_kind_are_refused_though_signed(kept, name, value):
+    path, federation = kept
+    rewritten(path, pq.read_table(path), {name: value})
+    try:
+        found = opened(path)
+    except UsageError:
+        return
+    assert same(found, federation)  # a recipe of another name
+
+
+def test_columns_whose_names_are_no_text_are_refused(kept):
+    path, _ = kept
+    path.write_bytes(path.read_bytes().replace(b"element", b"\xff" * 7))
+    with pytest.raises(UsageError, match=r"is damaged, or no split file|other columns"):
+        SplitFile.named(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -13,11 +14,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 
 from contract.test_contract import CutOffError, measured, prepared, same, table
 from idiolect import running
 from idiolect.engine import checkpoint
+from idiolect.engine.progress import Progress
 from idiolect.errors import UsageError
+from idiolect.method import Rows
 
 # one with each kind of state: the server's, clients', both, rows, an introduction and other architectures, notes
 KINDS = ["fedavgm", "fedrep", "scaffold", "fedamp", "fedsimsup", "fedlag"]
@@ -393,3 +400,128 @@ def test_no_warning_where_nothing_is_broken(cut_off, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert agrees(running.run(experiment, tmp_path / "run", resume=True), whole)
+
+
+# files that say anything, with the right checksums
+
+
+def signed(folder, change, name="3.json"):
+    """The newest list with something changed in it, signed anew."""
+    listed = json.loads((folder / name).read_text())
+    listed.pop("sha256")
+    changed = change(listed)
+    listed = listed if changed is None else changed
+    (folder / name).write_text(json.dumps({**listed, "sha256": checkpoint._signed(listed)}))
+
+
+def of(home, change):
+    """Changes a file of this home, and says in the list what it now is."""
+
+    def changed(listed, folder):
+        name = next(n for n in sorted(listed["files"]) if n.startswith(f"3-{home}"))
+        content = change((folder / name).read_bytes())
+        (folder / name).write_bytes(content)
+        listed["files"][name] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    return changed
+
+
+def outlined(change):
+    """Changes what a file of tensors says of its clients."""
+
+    def changed(content):
+        held = load_tensors(content)
+        size = int.from_bytes(content[:8], "little")
+        outline = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["outline"])
+        return save_tensors(held, {"outline": json.dumps(change(outline))})
+
+    return changed
+
+
+LISTS = {
+    "no files": lambda listed, _: listed.pop("files"),
+    "a number of files": lambda listed, _: listed.update(files=3),
+    "no format": lambda listed, _: listed.pop("format"),
+    "no number": lambda listed, _: listed.update(round=None),
+    "another round": lambda listed, _: listed.update(round=10**30),
+    "odd sizes": lambda listed, _: [entry.update(bytes="many") for entry in listed["files"].values()],
+    "vast sizes": lambda listed, _: [entry.update(bytes=10**30) for entry in listed["files"].values()],
+    "an odd name": lambda listed, _: listed["files"].update({"x": listed["files"]["3-server-0.safetensors"]}),
+    "a name with a null": lambda listed, _: listed["files"].update({"3-server\0": {"bytes": 1, "sha256": ""}}),
+    "its folder": lambda listed, _: listed["files"].update({"..": {"bytes": 1, "sha256": ""}}),
+    "no seconds": lambda listed, _: listed.pop("seconds"),
+    "odd history": lambda listed, _: listed.update(history=[3]),
+    "no server": lambda listed, _: listed["files"].pop("3-server-0.safetensors"),
+    "no metrics": lambda listed, _: [listed["files"].pop(n) for n in list(listed["files"]) if "rounds" in n],
+    "tensors that are none": of("server", lambda content: b"{}" + content),
+    "tensors without an outline": of("server", lambda content: save_tensors(load_tensors(content))),
+    "an outline of odd things": of("private", outlined(lambda outline: [3, "x"])),
+    "a client that is none": of("private", outlined(lambda outline: [[10**30, 1, shape] for _, _, shape in outline])),
+    "a client before the first": of("private", outlined(lambda outline: [["-1", 1, shape] for _, _, shape in outline])),
+    "states without a slot": of("private", outlined(lambda outline: [[i, visits, {}] for i, visits, _ in outline])),
+    "visits beyond all": of("private", outlined(lambda outline: [[i, 10**30, shape] for i, _, shape in outline])),
+    "a table that is none": of("clients", lambda content: content[4:]),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_odd_content_with_the_right_checksums_is_refused_for_the_checkpoint_before(cut_off, case, tmp_path):
+    path, experiment, whole = cut_off
+    shutil.copytree(path, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoint"
+    signed(folder, lambda listed: LISTS[case](listed, folder) and None)
+    with pytest.warns(UserWarning, match=r"after round 3 is broken \("):
+        assert agrees(running.run(experiment, tmp_path / "run", resume=True), whole)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b"[" * 100_000, b"9" * 5000, b"\xff", b'{"sha256": {}}'])
+def test_a_list_that_is_none_is_broken(cut_off, context, content, tmp_path):
+    path, _, _ = cut_off
+    shutil.copytree(path / "checkpoint", tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "3.json").write_bytes(content)
+    assert restored(context, tmp_path / "checkpoint")[0] == 2
+
+
+@pytest.fixture(scope="module")
+def context(cut_off):
+    return cut_off[1].context()
+
+
+def restored(context, folder):
+    """The round that is brought back, and what is said of others."""
+    progress = Progress(context.state.server, Rows(context.state.rows), context.store(8))
+    about = json.loads((folder / "2.json").read_text())["about"]
+    _, broken = checkpoint.Checkpoints(folder, about).load(progress)
+    return progress.round, broken
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_damage_costs_one_checkpoint_at_most(cut_off, context, data, tmp_path):
+    """Cut off, overwritten in places or made of anything; what the list says then agrees with it, or not."""
+    path, _, _ = cut_off
+    folder = tmp_path / "checkpoint"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(path / "checkpoint", folder)
+    newest = json.loads((folder / "3.json").read_text())["files"]
+    own = [name for name in sorted(newest) if name.startswith("3-")]  # the others are the checkpoint's before, too
+    name = data.draw(st.sampled_from([*own, "3.json"]), "file")
+    content = (folder / name).read_bytes()
+    at = data.draw(st.integers(0, len(content)), "place")
+    made = [content[:at], content[:at] + data.draw(st.binary(max_size=9)) + content[at + 1 :], data.draw(st.binary())]
+    (folder / name).write_bytes(made[data.draw(st.integers(0, 2), "damage")])
+    if name != "3.json" and data.draw(st.booleans(), "signed"):
+        signed(folder, lambda listed: of(name[2:].partition(".")[0], lambda content: content)(listed, folder) or None)
+    assert restored(context, folder)[0] in (2, 3)
+
+
+def test_files_that_are_elsewhere_or_never_end_are_not_opened(cut_off, context, tmp_path):
+    path, _, _ = cut_off
+    for number, make in enumerate((lambda f: f.symlink_to(path / "checkpoint" / f.name), os.mkfifo, Path.mkdir)):
+        folder = tmp_path / str(number)
+        shutil.copytree(path / "checkpoint", folder)
+        (folder / "3-server-0.safetensors").unlink()
+        make(folder / "3-server-0.safetensors")
+        round, (sentence,) = restored(context, folder)
+        assert round == 2
+        assert "3-server-0.safetensors is no file" in sentence

@@ -17,7 +17,7 @@ import numpy as np
 from idiolect.data.dataset import Dataset, digest
 from idiolect.data.federated import Federation, split_hash
 from idiolect.data.ragged import Ragged, count_different
-from idiolect.errors import UsageError
+from idiolect.errors import UsageError, said
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PARTS = ("train", "validation", "test")
 KEY, FORMAT = b"idiolect.split", 1
+FACTS = {"recipe": str, "made_with": dict, "clients": int, "repeats": bool, "split_hash": str, "data": dict}
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ def _open(path: str) -> pq.ParquetFile:
         return pq.ParquetFile(path, page_checksum_verification=True)
     except FileNotFoundError:
         raise UsageError(f"Expected a split file at '{path}', found nothing there; check the path.") from None
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, str(error).partition("\n")[0]) from None
+    except (pa.ArrowException, OSError, ValueError) as error:  # also of names that are no text
+        raise _damaged(path, said(error)) from None
 
 
 def _read(path: str) -> pa.Table:
@@ -153,8 +154,8 @@ def _read(path: str) -> pa.Table:
     file = _open(path)
     try:
         return file.read()
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, str(error).partition("\n")[0]) from None
+    except (pa.ArrowException, OSError, ValueError) as error:  # also of names that are no text
+        raise _damaged(path, said(error)) from None
 
 
 def _facts(path: str, schema: pa.Schema) -> dict[str, Any]:
@@ -173,8 +174,13 @@ def _facts(path: str, schema: pa.Schema) -> dict[str, Any]:
         raise _damaged(path, "its facts cannot be read") from None
     if sealed != _seal(facts):
         raise _damaged(path, "its facts are not those that were written")
-    if facts["format"] != FORMAT:
-        raise UsageError(f"'{path}' is of format {facts['format']}, of idiolect {facts['idiolect']}; use that version.")
+    if facts.get("format") != FORMAT:
+        made_by = f"of format {facts.get('format')}, of idiolect {facts.get('idiolect')}"
+        raise UsageError(f"'{path}' is {made_by}; use that version.")
+    if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
+        raise _damaged(path, f"it does not say its {wrong[0]}")
+    if not facts["data"].keys() >= {"name", "rows", "targets"}:
+        raise _damaged(path, "it does not say what it was made of")
     return dict(facts)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,14 +29,20 @@ from torch import Tensor
 
 from idiolect.engine.progress import Progress
 from idiolect.engine.work import checked
-from idiolect.errors import UsageError
+from idiolect.errors import ContractError, UsageError, said
 from idiolect.method import Rows, Slots, Written
 from idiolect.tree import Tree
 
 FORMAT = 1
 GENERATIONS = 2  # checkpoints that are kept
 LARGEST, MOST = 256 << 20, 20_000  # bytes and tensors of one file, about
+LONGEST = 64 << 20  # bytes of a list of files
 NOTES = "notes"
+TABLES = ("rounds", "clients", NOTES)  # of a record
+ODD = (  # what odd content comes to, of which the checksums are right all the same: none of it was written here
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, StopIteration,
+    RuntimeError, ContractError,
+)  # fmt: skip
 Record = Mapping[str, list[dict[str, Any]]]  # the tables of metrics, and the notes
 Entries = Callable[[list[int]], Iterable[tuple[str, Slots, int]]]  # clients -> their ids, slots and visits
 
@@ -117,7 +124,7 @@ class Checkpoints:
 
     def listed(self) -> list[Path]:
         """The lists of the checkpoints that are there, the newest first."""
-        found = [file for file in self.folder.glob("*.json") if file.stem.isdigit()]
+        found = [file for file in self.folder.glob("*.json") if file.stem.isdecimal() and len(file.stem) < 10]
         return sorted(found, key=lambda file: -int(file.stem))
 
     def load(self, progress: Progress) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
@@ -127,9 +134,9 @@ class Checkpoints:
         for file in self.listed():
             try:
                 listed = self._read_list(file)
-                record = self._restore(listed, progress)
+                record = self._restored(listed, progress)
             except BrokenError as why:
-                broken.append(f"The checkpoint after round {file.stem} is broken ({why}).")
+                broken.append(f"The checkpoint after round {int(file.stem)} is broken ({why}).")
                 damaged.append(file)
                 continue
             for useless in damaged:
@@ -141,51 +148,70 @@ class Checkpoints:
         return {}, []
 
     def _read_list(self, file: Path) -> dict[str, Any]:
+        content = _content(file, LONGEST)
         try:
-            listed: dict[str, Any] = json.loads(file.read_bytes())
+            listed: dict[str, Any] = json.loads(content)
             signature = listed.pop("sha256")
-        except OSError as error:
-            raise BrokenError(f"{file.name}: {error.strerror}") from None
-        except (ValueError, KeyError, AttributeError):
+        except (*ODD, MemoryError):
             raise BrokenError(f"{file.name} is not a list of files") from None
         if signature != _signed(listed):
             raise BrokenError(f"{file.name} has another checksum")
+        try:
+            self._check(file, listed)
+        except UsageError:
+            raise
+        except ODD as error:
+            raise BrokenError(f"{file.name} lists what it should not: {said(error)}") from None
+        return listed
+
+    def _check(self, file: Path, listed: Mapping[str, Any]) -> None:
         if listed["format"] != FORMAT:
             raise UsageError(f"{file} has format {listed['format']}, this version of Idiolect reads {FORMAT}.")
         for name, value in self.about.items():
             if listed["about"].get(name) != value:
                 raise UsageError(f"{file} belongs to a run with another {name}; go on with the one that it is of.")
+        if listed["round"] != int(file.stem):
+            raise BrokenError(f"{file.name} is of another round")
         for name, entry in listed["files"].items():
             if name != Path(name).name:
                 raise BrokenError(f"{file.name} names '{name}', which is not in its folder")
-            try:
-                content = (self.folder / name).read_bytes()
-            except OSError as error:
-                raise BrokenError(f"{name}: {error.strerror}") from None
+            content = _content(self.folder / name, entry["bytes"])
             if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
                 raise BrokenError(f"{name} has another checksum")
-        return listed
+
+    def _restored(self, listed: Mapping[str, Any], progress: Progress) -> dict[str, list[dict[str, Any]]]:
+        try:
+            return self._restore(listed, progress)
+        except UsageError:
+            raise
+        except ODD as error:
+            raise BrokenError(f"its files hold something else: {said(error)}") from None
 
     def _restore(self, listed: Mapping[str, Any], progress: Progress) -> dict[str, list[dict[str, Any]]]:
         files = sorted(listed["files"], key=_place)
         server = next(slots for _, slots, _ in self._entries(files, "server"))
         checked("The checkpoint", "server", server, progress.server, f"round {listed['round']}")
+        progress.store.visits[:] = 0  # what a broken checkpoint may have brought does not count
         rows = {int(i): row for i, row, _ in self._entries(files, "rows")}
         latest = {int(i): visits for i, _, visits in self._entries(files, "private", slots=False)}
+        if any(not 0 <= i < len(progress.store.visits) for i in (*rows, *latest)):
+            raise BrokenError("it names clients that there are none of")
         for i, mine, visits in self._entries(files, "private"):
             if latest[int(i)] == visits:
                 checked("The checkpoint", "mine", mine, progress.store.template(int(i)), f"client {i}")
                 progress.store.write(int(i), mine)
                 progress.store.visits[int(i)] = visits
-        progress.server, progress.round = server, listed["round"]
-        progress.strangers = frozenset(listed["strangers"])
-        progress.rows = Rows(progress.rows.template, Written(rows))
         record: dict[str, list[dict[str, Any]]] = {NOTES: [dict(slots) for _, slots, _ in self._entries(files, NOTES)]}
         for name in files:
-            if name.endswith(".parquet"):
+            if name.endswith(".parquet") and _home(name) in TABLES:
                 record.setdefault(_home(name), []).extend(_rows(self.folder / name))
+        if [row["round"] for row in record["rounds"]] != list(range(listed["round"] + 1)):
+            raise BrokenError("it does not have the metrics of every round")
+        self.history, self.seconds = [dict(entry) for entry in listed["history"]], float(listed["seconds"])
+        progress.server, progress.round = server, listed["round"]
+        progress.strangers = frozenset(map(int, listed["strangers"]))
+        progress.rows = Rows(progress.rows.template, Written(rows))
         self.files, self.rows, self.written = dict(listed["files"]), rows, {k: len(v) for k, v in record.items()}
-        self.history, self.seconds = listed["history"], listed["seconds"]
         progress.store.changed.clear()
         return record
 
@@ -225,6 +251,19 @@ def _place(name: str) -> tuple[int, int]:
 
 
 # files
+
+
+def _content(file: Path, most: int) -> bytes:
+    """All of a file that lies there itself, unless it has more bytes."""
+    try:
+        about = file.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            raise BrokenError(f"{file.name} is no file")
+        if about.st_size > most:
+            raise BrokenError(f"{file.name} has another checksum")
+        return file.read_bytes()
+    except OSError as error:
+        raise BrokenError(f"{file.name}: {error.strerror}") from None
 
 
 def _write(file: Path, content: bytes) -> None:
@@ -293,8 +332,8 @@ def _unpacked(file: Path, read: bool) -> Iterator[tuple[str, Slots, int]]:
             outline = json.loads(held.metadata()["outline"])
             # copied: where a tensor lies in memory, as a file has it, may change the last bit of a sum over it
             tensors = {key: held.get_tensor(key).clone() for key in held.keys()} if read else {}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise BrokenError(f"{file.name}: {error}") from None
+    except (OSError, SafetensorError, *ODD) as error:
+        raise BrokenError(f"{file.name}: {said(error)}") from None
     for owner, visits, shape in outline:
         slots = {
             slot: tensors[keys] if isinstance(keys, str) else Tree({name: tensors[key] for name, key in keys.items()})
@@ -324,5 +363,5 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = pq.ParquetFile(file).read().to_pylist()
         return rows
-    except (OSError, pa.ArrowInvalid) as error:
-        raise BrokenError(f"{file.name}: {error}") from None
+    except (OSError, pa.ArrowException) as error:
+        raise BrokenError(f"{file.name}: {said(error)}") from None

@@ -75,6 +75,7 @@ def _table(file: Path) -> pa.Table:
     try:
         with file.open("rb") as raw:  # a path would take key=value folders above it for columns
             table = pq.read_table(raw)
+        table.validate(full=True)  # texts are read as they stand
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"Expected a Parquet file, found something else in '{file}': {said(error)}.") from None
     if any(pa.types.is_struct(field.type) for field in table.schema):
