@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing import forkserver, parent_process, resource_tracker, util
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
@@ -34,7 +36,8 @@ def begin() -> None:
 
 
 def _shorten() -> None:
-    """A socket's path has room for a hundred letters: it does without a long TMPDIR. Where it lies is settled once."""
+    """A socket's path has room for a hundred letters: it does without a long TMPDIR. Where sockets lie is settled once:
+    what is started later shares the folder, and this process removes it when it ends."""
     asked = tempfile.tempdir
     if len(tempfile.gettempdir()) > LONGEST and os.access("/tmp", os.W_OK):
         tempfile.tempdir = "/tmp"
@@ -60,3 +63,11 @@ def undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if heard:
             signal.raise_signal(signal.SIGINT)
+
+
+def leave() -> None:
+    """The end of a worker. Where the process that started it was killed, nobody else removes its folder of sockets."""
+    parent = parent_process()
+    if parent is not None and wait([parent.sentinel], timeout=0.01):
+        shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
+    os._exit(0)

@@ -11,7 +11,6 @@ has left a mark that says at which client it was; the second time this client's 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 import threading
@@ -364,7 +363,7 @@ def serve(link: Connection, told: bytes, shards: Shards, records: Any, memory: t
         try:
             number, slot, apart, jobs, new_broadcast, inbox = link.recv()
         except (EOFError, OSError):
-            os._exit(0)
+            forking.leave()
         broadcast = broadcast if new_broadcast is None else new_broadcast
         if inbox is not None:
             inboxes[slot] = inbox
@@ -384,7 +383,7 @@ def serve(link: Connection, told: bytes, shards: Shards, records: Any, memory: t
         try:
             link.send((number, slot, outcome, arena.buffer if grown else None))
         except OSError:
-            os._exit(0)
+            forking.leave()
 
 
 def _outlive_nobody() -> None:
