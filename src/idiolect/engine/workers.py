@@ -11,6 +11,7 @@ has left a mark that says at which client it was; the second time this client's 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -391,7 +392,7 @@ def _outlive_nobody() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        os._exit(0)
+        forking.leave()
 
 
 def _answer(
