@@ -17,7 +17,7 @@ from idiolect.experiment import Run
 quick = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 share = st.floats(0, 0.9)
 FIELDS = {
-    "method": st.sampled_from(["fedavg", "fedrep", "ditto", "fedprox", "scaffold"]),
+    "method": st.sampled_from(["fedavg", "fedrep", "ditto", "fedprox", "fedala"]),
     "data": st.sampled_from(["digits", "toy2d", "./a folder/with 'quotes'", "ü.csv"]),
     "data_options": st.dictionaries(st.text(min_size=1), st.integers(-(2**63), 2**63 - 1) | st.text() | st.booleans(), max_size=2),
     "split": st.sampled_from(["iid", "dirichlet:0.1", "dirichlet:0.5,minimum=3", "pathological:2", "given", "clusters:3"]),
