@@ -357,3 +357,14 @@ def test_options_out_of_range_are_refused(tmp_path):
     for options in ({"length": 0}, {"stride": 0}, {"window_label": "first"}):
         with pytest.raises(UsageError, match="Expected"):
             load(tmp_path, **{"length": 4, **options})
+
+
+def test_files_that_are_no_arrays_and_names_that_are_no_text_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x", b"text")
+        archive.writestr("y", b"text")
+    with pytest.raises(UsageError, match=r"Expected plain arrays in .*a\.npz"):
+        load(tmp_path)
+    (tmp_path / "a.csv").write_bytes(b"time,activity,subject,a\xffx\n1,2,3,4\n")
+    with pytest.raises(UsageError, match=r"Expected a table in .*a\.csv"):
+        load(tmp_path / "a.csv")

@@ -93,6 +93,8 @@ def _arrays(file: Path) -> Recording:
     try:
         held = np.load(file, allow_pickle=False)
         arrays = {"": held} if isinstance(held, np.ndarray) else {name: held[name] for name in held.files}
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise ValueError("other files among the arrays, which come as bytes")
     except (OSError, *BROKEN) as error:
         raise UsageError(f"Expected plain arrays in '{file}', found something else ({said(error)}).") from None
     x, y = _last_column(file, arrays[""]) if "" in arrays else (arrays.get("x"), arrays.get("y"))
@@ -138,9 +140,10 @@ def _read(file: Path) -> pa.Table:
 
     try:
         table = arrow.read_csv(file)
+        names = table.column_names  # which may be no text
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"Expected a table in '{file}', found: {said(error)}.") from None
-    twice = [name for name in table.column_names if table.column_names.count(name) > 1]
+    twice = [name for name in names if names.count(name) > 1]
     if twice or not len(table):
         raise UsageError(
             f"Expected rows, and columns of different names, in '{file}', found "
