@@ -22,6 +22,7 @@ from methods import Side
 
 AUTOCAST = "bfloat16"
 METHODS = ("fedavg", "fedrep")
+OTHERS: dict[str, Any] = {"split": str, "batch_size": int, "lr": float, "evaluate_clients": int}
 
 
 def accuracy(method: str, seed: int, autocast: str | None, fields: dict[str, Any]) -> float:
@@ -50,6 +51,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--ratio", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=30)
+    for name, kind in OTHERS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help="default: the run's")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--turns", type=int, default=7, help="measured rounds of each side")
     parser.add_argument("--networks", nargs="+", default=["lenet5", "cnn4", "convnet4"], help="those that are timed")
@@ -57,7 +61,8 @@ def main() -> None:
     torch.set_num_threads(1)
     memory.keep()  # as a run does
     fields = {name: getattr(given, name) for name in ("data", "network", "clients", "ratio", "rounds")}
-    found = [accuracies(method, given.seeds, fields) for method in METHODS]
+    fields |= {name: value for name in OTHERS if (value := getattr(given, name)) is not None}
+    found = [accuracies(method, given.seeds, fields) for method in given.methods]
     means = lambda one: [f"{statistics.fmean(one[how]):.2f}" for how in ("float32", AUTOCAST)]
     apart = lambda one: ", ".join(f"{d:+.2f}" for d in one["differences"])
     scores = measure.markdown(
