@@ -528,7 +528,7 @@ class Poisoned(Serial):
             sent = [t for t in tensors([reply.up and vars(reply.up), reply.mine or {}]) if t.is_floating_point()]
             if reply.client == self.bad and reply.weights is None and sent:
                 up = Up(**{k: poisoned(getattr(reply.up, k)) for k in ("mean", "sum", "rows")}, weight=reply.up.weight)
-                yield dataclasses.replace(reply, up=up, mine=reply.mine and poisoned(reply.mine))
+                yield dataclasses.replace(reply, up=up, mine=reply.mine and poisoned(reply.mine), sound=False)
             else:
                 yield reply
 
