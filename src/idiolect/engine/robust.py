@@ -186,5 +186,7 @@ def _squares(updates: Sequence[Tensor]) -> Tensor:
 def _distances(updates: Sequence[Tensor]) -> Tensor:
     """Squared distances between replies. [K, K], float64"""
     count = len(updates[0])
-    # not by inner products, which lose digits where replies are near each other
-    return torch.stack([_squares([u - u[k] for u in updates]) for k in range(count)])
+    found = torch.zeros(count, count, dtype=torch.float64)
+    for k in range(count - 1):  # not by inner products, which lose digits where replies are near each other
+        found[k, k + 1 :] = found[k + 1 :, k] = _squares([u[k + 1 :] - u[k] for u in updates])
+    return found
