@@ -12,7 +12,8 @@ The attacks: sign, the update turned round and five times as long; scale, ten ti
 times as long as the update; little, the attackers' mean less as many deviations as hide among the honest; labels,
 honest updates of training on wrong labels.
 
-Every finished run is a line of the file `--kept`: what is there is not run again. A method that refuses has a dash.
+Every finished run is a line of the file `--kept`: what is there is not run again. A method that refuses has a dash; `ended`: the numbers grew
+until the server's were no numbers any more, with some seed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import torch
 
 import measure
 from idiolect import Run, run
-from idiolect.errors import UsageError
+from idiolect.errors import ClientError, UsageError
 
 CLIENTS, SHARE = 20, 0.2
 METHODS = ("fedavg", "ditto", "fedrep", "fedaims", "fedavg+fedlag", "fedsimsup", "fedah", "fedpam")
@@ -112,7 +113,7 @@ def carried_out(cells: list[Cell], jobs: int) -> Iterator[tuple[Cell, dict[str, 
 
 
 def outcome(cell: Cell) -> dict[str, Any]:
-    """A run's accuracy; or why it refuses."""
+    """A run's accuracy; or why it refuses, or ended before its last round."""
     torch.set_num_threads(1)
     attack = "none" if cell.attack == "none" else f"{cell.attack}:{SHARE}{SIZES[cell.attack]}"
     method = SETTINGS.get(cell.method, {"name": cell.method})
@@ -122,6 +123,8 @@ def outcome(cell: Cell) -> dict[str, Any]:
         found = run(Run.from_table(made))
     except UsageError as refusal:
         return {"refused": str(refusal)}
+    except ClientError as end:  # no client's number was odd by itself, but what the server made of them was
+        return {"ended": str(end)}
     attackers = Run(method="fedavg", clients=CLIENTS, seed=cell.seed, attack=f"sign:{SHARE}").reception.attackers
     last = [r for r in found.clients if r["round"] == cell.rounds and r["moment"] == "received"]
     tests = [r for r in last if r["split"] == "test" and r["client"] not in attackers]
@@ -133,6 +136,9 @@ def outcome(cell: Cell) -> dict[str, Any]:
 
 
 def _shown(outcomes: Iterable[dict[str, Any]]) -> str:
+    outcomes = list(outcomes)
+    if any("ended" in o for o in outcomes):
+        return "ended"
     values = [o["accuracy"] for o in outcomes if "accuracy" in o]
     return f"{100 * fmean(values):.1f}" if values else "–"
 
