@@ -12,8 +12,8 @@ The attacks: sign, the update turned round and five times as long; scale, ten ti
 times as long as the update; little, the attackers' mean less as many deviations as hide among the honest; labels,
 honest updates of training on wrong labels.
 
-Every finished run is a line of the file `--kept`: what is there is not run again. A method that refuses has a dash; `ended`: the numbers grew
-until the server's were no numbers any more, with some seed.
+Every finished run is a line of the file `--kept`: what is there is not run again. A method that refuses has a
+dash. `ended`: with some seed the numbers grew until the server's were no numbers any more.
 """
 
 from __future__ import annotations
