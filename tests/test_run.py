@@ -355,7 +355,7 @@ OTHER = {
     "decay": 0.5, "every": 7, "network": "mlp", "network_options": {"hidden": [3, 4]}, "buffers": "drop", "seed": 8, "test": 0.1, "validation": 0.2,
     "test_from": "official", "shift": "noise:0.5", "held_out": 2.0, "drop": 0.3, "evaluate_every": 2, "checkpoint_every": 5, "backend": "stacked", "steps": "compiled", "workers": 3, "dtype": "float64", "device": "meta", "secure": True,
     "augment": "crop:4,flip", "evaluate_clients": 3, "absent": 0.1, "slow": 0.2, "late": 0.3, "leave": 0.4, "on_bad_reply": "accept",
-    "reduce": "trimmed:0.1", "attack": "sign:0.2,2", "autocast": "bfloat16", "time_limit": 30.0,
+    "reduce": "trimmed:0.2", "attack": "sign:0.2,2", "autocast": "bfloat16", "time_limit": 30.0,
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ FIELDS = {
     "data": st.sampled_from(["digits", "toy2d", "./a folder/with 'quotes'", "ü.csv"]),
     "data_options": st.dictionaries(st.text(min_size=1), st.integers(-(2**63), 2**63 - 1) | st.text() | st.booleans(), max_size=2),
     "split": st.sampled_from(["iid", "dirichlet:0.1", "dirichlet:0.5,minimum=3", "pathological:2", "given", "clusters:3"]),
-    "clients": st.integers(5, 500),
+    "clients": st.integers(12, 500),
     "rounds": st.integers(0, 10**9),
     "ratio": st.floats(1e-3, 1) | st.sampled_from(["0.5..1", "bernoulli:0.1"]) | st.just([[0, 1], [4]]),
     "epochs": st.integers(1, 99),
@@ -69,7 +69,15 @@ def test_a_run_is_read_again_as_it_was_written(fields):
 
 
 def test_every_field_is_tried():
-    alone = {"optimizer", "reduce", "secure", "steps", "autocast", "device"}  # with others, or with what is here
+    alone = {
+        "optimizer",
+        "reduce",
+        "secure",
+        "steps",
+        "autocast",
+        "device",
+        "time_limit",
+    }  # with others, or with what is here
     assert set(FIELDS) | alone == {f.name for f in dataclasses.fields(Run)}
 
 

@@ -456,6 +456,8 @@ def _number(name: str, value: Any) -> float:
 
 
 def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise UsageError(f"{name} must be a whole number below 2**63; found one of {value.bit_length()} bits.")
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} must be a whole number >= {least}; found {value!r}.")
 

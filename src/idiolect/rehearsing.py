@@ -185,7 +185,7 @@ def stage(method: Method, ratio: float = 0.5) -> tuple[Rehearsed, Observed]:
     federation = _federation()
     run = Rehearsed(
         method="fedavg", data=federation.dataset, split=federation, clients=CLIENTS, rounds=ROUNDS, ratio=ratio,
-        evaluate_every=ROUNDS, backend="serial",
+        evaluate_every=ROUNDS, backend="serial", on_bad_reply="accept",
     )  # fmt: skip
     same = {f.name: getattr(run.context(), f.name) for f in fields(Context)}
     return run, Observed(**{**same, "method": method, "trainer": first_step})

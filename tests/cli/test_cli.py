@@ -603,11 +603,9 @@ def test_a_comparison_that_is_interrupted_goes_on(here):
         if said[0] != 0:
             break
         shutil.rmtree("all")  # over before it was heard, on a busy machine: once more, but not for ever
-    assert said == (
-        130,
-        "",
-        f"{STOPPING}What is finished is kept; 'idiolect compare --resume all' goes on.\n\nInterrupted.\n",
-    )
+    assert said[:2] == (130, "")
+    told = "What is finished is kept; 'idiolect compare --resume all' goes on.\n\nInterrupted.\n"
+    assert said[2] in (f"{STOPPING}{told}", told)  # between two runs nothing has to be stopped
     kept = {path: tree(path) for path in finished()}
     assert 0 < len(kept) < 9
     assert not Path("all/comparison.json").exists()

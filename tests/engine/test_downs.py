@@ -59,7 +59,7 @@ class Negative(Wrapper):
 @pytest.mark.parametrize("block", [1, 2, 64])
 @pytest.mark.parametrize("method", [Numbered(), Outer(Numbered())])
 def test_each_client_gets_its_own_a_block_at_a_time(method, block, monkeypatch):
-    monkeypatch.setattr("idiolect.engine.loop.BLOCK", block)
+    monkeypatch.setattr("idiolect.engine.turns.BLOCK", block)
     ASKED.clear()
     run(experiment(method, rounds=2, ratio=1.0))
     assert max(ASKED) == min(block, len(SIZES))
@@ -73,7 +73,7 @@ def test_a_wrapper_with_a_download_of_its_own_is_asked_for_that():
 @pytest.mark.parametrize("method", [FedSimSup(), FineTune(FedSimSup(), epochs=1)])
 def test_fedsimsup_evaluates_the_same_in_blocks_and_one_by_one(method, monkeypatch):
     at_once = run(experiment(method))
-    monkeypatch.setattr("idiolect.engine.loop.BLOCK", 1)
+    monkeypatch.setattr("idiolect.engine.turns.BLOCK", 1)
     one_by_one = run(experiment(method))
     for name, loss in at_once.summary["loss"]["received"].items():
         assert loss == pytest.approx(one_by_one.summary["loss"]["received"][name], abs=1e-12)

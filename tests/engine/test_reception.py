@@ -15,9 +15,10 @@ from idiolect import Run, catalogue, running
 from idiolect.data.sources import quadratics
 from idiolect.engine import robust
 from idiolect.engine.checkpoint import Checkpoints
+from idiolect.engine.finite import bad_numbers
 from idiolect.engine.loop import loop, turns
 from idiolect.engine.progress import Progress
-from idiolect.engine.reception import Reception, bad_numbers, misfit
+from idiolect.engine.reception import Reception, misfit
 from idiolect.engine.reduce import Reduction
 from idiolect.engine.serial import Serial
 from idiolect.engine.work import Job, Reply
@@ -162,8 +163,8 @@ def test_what_is_refused_was_sent_all_the_same():
 
 
 def test_a_negative_weight_is_refused():
-    assert bad_numbers(Reply(0, Up(weight=-1.0), None)) == "a weight of -1"
-    assert bad_numbers(Reply(0, Up(weight=0.0), None)) is None
+    assert bad_numbers(Up(weight=-1.0), None) == "a weight of -1"
+    assert bad_numbers(Up(weight=0.0), None) is None
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -189,7 +190,8 @@ def test_whose_introduction_is_refused_is_a_stranger(tmp_path):
     assert [report.absent for report in reports[1:]] == [(2,)] * 3
     assert not any(report.refused for report in reports[1:])
     assert 2 not in progress.rows.written
-    Checkpoints(tmp_path / "checkpoint", {}).save(progress, {})
+    rounds = [{"round": r} for r in range(progress.round + 1)]
+    Checkpoints(tmp_path / "checkpoint", {}).save(progress, {"rounds": rounds, "clients": [], "notes": []})
     context = run_.context()
     gone_on = Progress(context.state.server, Rows(context.state.rows), context.store(run_.clients))
     Checkpoints(tmp_path / "checkpoint", {}).load(gone_on)
@@ -211,7 +213,9 @@ def test_feddbe_agrees_on_the_mean_of_those_who_introduced_themselves():
         def do(self, jobs):
             for reply in super().do(jobs):
                 if reply.client == 2 and reply.up is not None and "mean" in reply.up.rows:
-                    reply = replace(reply, up=Up(rows={**reply.up.rows, "mean": reply.up.rows["mean"] * NAN}))
+                    reply = replace(
+                        reply, up=Up(rows={**reply.up.rows, "mean": reply.up.rows["mean"] * NAN}), sound=False
+                    )
                 yield reply
 
     progress, reports = advanced(experiment(catalogue.build("feddbe", {"kappa": 1.0}), **ALL), Hidden)

@@ -70,7 +70,14 @@ def test_one_participant_is_fedavg_to_the_bit():
 def test_clients_that_agree_are_averaged_to_the_bit():
     """Equal clients, full batches: the ratio is 1/2 and the step 1."""
     fed = federation((6,))
-    same = type(fed)(fed.dataset, fed.train * 3, fed.validation * 3, fed.test * 3, fed.split_hash, "the same one")
+    same = type(fed)(
+        fed.dataset,
+        tuple(fed.train) * 3,
+        tuple(fed.validation) * 3,
+        tuple(fed.test) * 3,
+        fed.split_hash,
+        "the same one",
+    )
     fields = {"federation": same, "ratio": 1.0, "batch_size": 64}
     found, fedavg = (run(experiment(m, **fields)) for m in (FedEXP(eps=0.0), FedAvg()))
     assert found.server["model"].equals(fedavg.server["model"])

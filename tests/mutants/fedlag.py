@@ -39,7 +39,7 @@ MUTANTS = [
     ('mine["returned"] | down["model"]', 'mine["returned"].zeros() | down["model"]', LAG),
     ('"returned": model}', '"returned": mine["returned"]}', LAG),
     ('"returned": model}', '"returned": self.filled(me, down, mine)["model"]}', LAG),
-    ('self.weights == "uniform" and', "", SAMPLES),
+    ('if self.weights == "uniform" and self.top_k and run', "if self.top_k and run", SAMPLES),
     ("self.top_k and run.round >= self.warmup", "self.top_k", LAG),
     ("run.round >= self.warmup:", "run.round > self.warmup:", LAG),
     ("run.round + 1 >= self.warmup", "run.round >= self.warmup", LATER),

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, parent_process, resource_tracker, util
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any
 
 LONGEST = 60  # letters of a directory in which sockets find room
@@ -68,6 +69,19 @@ def undisturbed() -> Iterator[None]:
 def leave() -> None:
     """The end of a worker. Where the process that started it was killed, nobody else removes its folder of sockets."""
     parent = parent_process()
-    if parent is not None and wait([parent.sentinel], timeout=0.01):
+    # that nobody holds the other end says only that this worker was given up
+    if parent is not None and wait([parent.sentinel], timeout=0.01) and not _lives(parent.pid):
         shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
     os._exit(0)
+
+
+def _lives(pid: int | None) -> bool:
+    """Whether a process runs; one that is dead and not yet buried does not."""
+    try:
+        os.kill(pid or 0, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return state not in "ZX"
