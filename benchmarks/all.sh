@@ -31,7 +31,9 @@ measured() { # the same, and its figures
 measured engine-images engine.py --only W1 --rounds 8
 measured engine-lenet5 engine.py --only W2 --rounds 8
 measured engine-mlp engine.py --only W3 --rounds 14 --steps loop,compiled
-measured engine-linear engine.py --only W4 --rounds 14 --steps loop,compiled,stacked
+measured engine-linear engine.py --only W4 --rounds 14 --steps loop,compiled
+measured where where.py
+measured where-compiled where.py --steps compiled
 measured features features.py --rounds 3 --clients 2
 figures evaluation evaluation.py
 measured methods methods.py --clients 2 --samples 100 --turns 3 --where
