@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import statistics
 import time
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -62,10 +64,10 @@ class Paging(Shared):
 
 
 def pages():
-    """Page faults of a turn, after the first."""
+    """Page faults of a turn like others: the first ones may find less memory than they need."""
     turn = lambda: [torch.ones(1 << 19) for _ in range(8)] and resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    first = turn()
-    return (max(turn() for _ in range(20)) - first) / 20
+    counts = [turn() for _ in range(22)]
+    return statistics.median(b - a for a, b in pairwise(counts))
 
 
 @dataclass(frozen=True)
