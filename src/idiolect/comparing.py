@@ -16,9 +16,10 @@ from idiolect.data import Split, SplitFile
 from idiolect.engine.progress import Report
 from idiolect.errors import UsageError
 from idiolect.experiment import Run
+from idiolect.files import write
 from idiolect.method import Method
 from idiolect.report import figures, tables
-from idiolect.running import HELD_OUT, MOMENTS, SUMMARY, begun, run, withdraw, write
+from idiolect.running import HELD_OUT, MOMENTS, SUMMARY, begun, run, withdraw
 
 PLAN = "plan.json"
 SAVED = (PLAN, "comparison.csv", "comparison.md", "curves.png", "comparison.json")  # the last one means: finished

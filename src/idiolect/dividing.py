@@ -14,8 +14,8 @@ from idiolect.data.heterogeneity import Profile
 from idiolect.data.split_file import check_name, save
 from idiolect.errors import UsageError
 from idiolect.experiment import Run
+from idiolect.files import write
 from idiolect.report import bubbles, division
-from idiolect.running import write
 
 Doing = Callable[[str], AbstractContextManager[None]]
 BESIDE = (".png", ".svg", ".json")

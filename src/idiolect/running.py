@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import signal
 import sys
@@ -37,8 +36,9 @@ from idiolect.engine.turns import Backend, turns
 from idiolect.engine.work import Context, Score
 from idiolect.errors import UsageError
 from idiolect.experiment import Run, cores, read
+from idiolect.files import write
 from idiolect.method import Rows
-from idiolect.tree import Tree
+from idiolect.tree import Tree, entries
 
 SUMMARY = "summary.json"
 CHECKPOINT = "checkpoint"
@@ -176,7 +176,7 @@ def run(
         if checkpoints is not None and resume:
             restored, broken = checkpoints.load(progress)
             for sentence in broken:
-                warnings.warn(f"{sentence} The run goes on from the one before.", stacklevel=2)
+                warnings.warn(sentence, stacklevel=2)
             record = Record(**restored, moments=record.moments)
             if watch is not None:
                 for row in record.rounds:
@@ -475,7 +475,7 @@ def save_models(path: Path, context: Context, progress: Progress, pool: Backend,
     shared = context.method.published(progress.server).get("model")
     index: dict[str, str | None] = {}
     failed: dict[int, str] = {}
-    slots = {f"{slot}/{k}": v for slot, value in progress.server.items() for k, v in _named(value)}
+    slots = {f"{slot}/{k or 'value'}": v for slot, value in progress.server.items() for k, v in entries(value).items()}
     if slots:
         save_file(_own(slots), path / "server.safetensors")
     if isinstance(shared, Tree):
@@ -520,14 +520,3 @@ CLIENTS = {
     "round": "int32", "client": "int32", "moment": "string", "split": "string", "correct": "int32", "total": "int32",
     "loss": "float64",
 }  # fmt: skip
-
-
-def _named(value: Any) -> list[tuple[str, torch.Tensor]]:
-    return list(value.items()) if isinstance(value, Tree) else [("value", value)]
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """Written beside and renamed: the file is whole or not there."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(beside, path)

@@ -221,6 +221,11 @@ def _traced(tree: Tree) -> bool:
     return graph or torch._C._functorch.maybe_current_level() is not None
 
 
+def entries(value: Tree | Tensor) -> Mapping[str, Tensor]:
+    """The tensors of a Tree by their names; a tensor that stands alone has none."""
+    return value if isinstance(value, Tree) else {"": value}
+
+
 def stack(trees: Iterable[Tree]) -> Tree:
     """Trees of equal names stacked name by name: [K, ...]."""
     trees = list(trees)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import signal
@@ -165,19 +166,42 @@ DAMAGES = [flipped, truncated, emptied, Path.unlink]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda f: f.__name__)
-def test_a_damaged_file_is_named_and_the_checkpoint_before_serves(cut_off, damage, tmp_path):
+def test_any_one_file_may_be_damaged(cut_off, damage, tmp_path):
+    """What is said of it: the newest checkpoint's own files give way to the one before, what both share has a twin."""
     path, experiment, whole = cut_off
-    newest = sorted(p.name for p in (path / "checkpoint").iterdir() if p.name.startswith("3"))
-    assert len(newest) >= 4
-    for number, name in enumerate(newest):
-        place = tmp_path / str(number)
+    names = sorted(p.name for p in (path / "checkpoint").iterdir())
+    needed = json.loads((path / "checkpoint" / "3.json").read_text())["files"]
+    twins = [n for n in needed if f"{n}.twin" in names]
+    assert {"2-clients.parquet", "2-rounds.parquet"} <= set(twins)  # of the checkpoint before as well
+    assert set(needed) - set(twins) == {"3-server-0.safetensors"}
+    told = {
+        "3.json": "after round 3 is broken .* goes on from the one",
+        "3-server-0.safetensors": "after round 3 is broken",
+    }
+    told |= {name: f"{name} was damaged, and is mended from its twin" for name in twins}
+    if damage is Path.unlink:
+        told.pop("3.json")  # then there is no such checkpoint
+    for name in names:
+        place = tmp_path / name
         shutil.copytree(path, place)
         damage(place / "checkpoint" / name)
-        if damage is Path.unlink and name == "3.json":
-            continue  # then there is no such checkpoint
-        with pytest.warns(UserWarning, match=f"after round 3 is broken .*{name.split('-')[0]}.* goes on from the one"):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
             found = running.run(experiment, place, resume=True)
+        said = " ".join(str(w.message) for w in heard)
+        assert re.search(told[name], said) if name in told else said == ""
         assert agrees(found, whole)
+
+
+def test_of_two_copies_that_are_damaged_the_first_is_named(cut_off, tmp_path):
+    path, experiment, whole = cut_off
+    shutil.copytree(path, tmp_path / "run")
+    for name in ("3-rounds.parquet", "3-rounds.parquet.twin"):  # the newest checkpoint's own part
+        flipped(tmp_path / "run" / "checkpoint" / name)
+    with pytest.warns(
+        UserWarning, match=r"after round 3 is broken \(3-rounds\.parquet has another checksum\)\. The run"
+    ):
+        assert agrees(running.run(experiment, tmp_path / "run", resume=True), whole)
 
 
 def test_where_no_checkpoint_is_whole_nothing_is_done_and_nothing_removed(cut_off, tmp_path):

@@ -20,19 +20,17 @@ from idiolect.method import Slots, Up
 from idiolect.tree import Tree
 
 DEFAULTS = {"sign": 1.0, "scale": 10.0, "random": 1.0, "little": 0.0, "labels": 0.0}
-MEANINGS = {
-    "sign": "the update, turned round and made SIZE times as long",
-    "scale": "the update, made SIZE times as long",
-    "random": "normal numbers with the length of the update, SIZE times",
-    "little": "the attackers' mean less SIZE standard deviations, coordinate by coordinate (Baruch et al., NeurIPS "
-    "2019); SIZE 0: as many as hide among the honest",
-    "labels": "what training on labels counted from the other end gives",
-}
 
 
 @dataclass(frozen=True)
 class Attack:
-    """`kind:share` or `kind:share,size`."""
+    """`kind:share` or `kind:share,size`.
+
+    sign: the update, turned round and made `size` times as long · scale: made `size` times as long · random: normal
+    numbers, `size` times as long as the update · little: the attackers' mean less `size` standard deviations in each
+    coordinate (Baruch et al., NeurIPS 2019); 0: as many as hide among the honest · labels: what training on labels
+    counted from the other end gives.
+    """
 
     kind: str
     share: float

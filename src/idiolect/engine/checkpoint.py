@@ -7,7 +7,8 @@
     checkpoint/20-rounds.parquet
 
 Every file is written beside, flushed and renamed, the list of them last: a checkpoint is whole or not there. The one
-before is kept until the next is whole, so that there is one to fall back to when a file turns out to be broken.
+before is kept until the next is whole, so that there is one to fall back to when a file turns out to be broken. What
+both share is written twice, as `20-private-0.safetensors.twin`: of two copies one may be damaged.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from torch import Tensor
 from idiolect.engine.progress import Progress
 from idiolect.engine.work import checked
 from idiolect.errors import ContractError, UsageError, said
+from idiolect.files import write
 from idiolect.method import Rows, Slots, Written
 from idiolect.tree import Tree
+from idiolect.tree import entries as named  # here entries are clients
 
 FORMAT = 1
 GENERATIONS = 2  # checkpoints that are kept
+TWIN = ".twin"  # of a file that later checkpoints may share: all but the server's and the lists
 LARGEST, MOST = 256 << 20, 20_000  # bytes and tensors of one file, about
 LONGEST = 64 << 20  # bytes of a list of files
 NOTES = "notes"
@@ -62,6 +66,7 @@ class Checkpoints:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the last checkpoint: name -> size and checksum
     written: dict[str, int] = field(default_factory=dict)  # rows of each table that are in files
     rows: dict[int, Slots] = field(default_factory=dict)  # as they are in files
+    mended: list[str] = field(default_factory=list)  # files that were damaged when they were read
 
     # writing
 
@@ -102,13 +107,14 @@ class Checkpoints:
         return files
 
     def _put(self, name: str, content: bytes, **more: int) -> dict[str, dict[str, Any]]:
-        _write(self.folder / name, content)
+        for place in (name,) if _home(name) == "server" else (name, name + TWIN):
+            write(self.folder / place, content)
         return {name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **more}}
 
     def _list(self, r: int, files: Mapping[str, Any], strangers: list[int]) -> None:
         known = {"format": FORMAT, "round": r, "about": dict(self.about), "history": self.history}
         listed = {**known, "strangers": strangers, "seconds": self.seconds, "files": files}
-        _write(self.folder / f"{r}.json", json.dumps({**listed, "sha256": _signed(listed)}, indent=1).encode())
+        write(self.folder / f"{r}.json", json.dumps({**listed, "sha256": _signed(listed)}, indent=1).encode())
         _flush(self.folder)
 
     def _prune(self) -> None:
@@ -117,7 +123,7 @@ class Checkpoints:
             kept = self.listed()[:GENERATIONS]
             needed = {name for file in kept for name in json.loads(file.read_text())["files"]} | {f.name for f in kept}
             for file in self.folder.iterdir():
-                if file.name not in needed:
+                if file.name.removesuffix(TWIN) not in needed:
                     file.unlink()
 
     # reading
@@ -128,7 +134,7 @@ class Checkpoints:
         return sorted(found, key=lambda file: -int(file.stem))
 
     def load(self, progress: Progress) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-        """Bring the newest whole checkpoint into `progress`; its record, and a sentence for each that is broken."""
+        """Bring the newest whole checkpoint into `progress`; its record, and a sentence for all that is broken."""
         broken: list[str] = []
         damaged: list[Path] = []
         for file in self.listed():
@@ -142,7 +148,8 @@ class Checkpoints:
             for useless in damaged:
                 with suppress(OSError):
                     useless.unlink()
-            return record, broken
+            told = [f"{sentence} The run goes on from the one before." for sentence in broken]
+            return record, told + [f"{name} was damaged, and is mended from its twin." for name in self.mended]
         if broken:
             raise UsageError(f"{' '.join(broken)} None is whole; remove '{self.folder.parent}' to begin anew.")
         return {}, []
@@ -175,9 +182,18 @@ class Checkpoints:
         for name, entry in listed["files"].items():
             if name != Path(name).name:
                 raise BrokenError(f"{file.name} names '{name}', which is not in its folder")
-            content = _content(self.folder / name, entry["bytes"])
-            if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
-                raise BrokenError(f"{name} has another checksum")
+            self._whole(name, entry)
+
+    def _whole(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Refuse a file that is not as it was listed; or mend it, where it has a twin that is."""
+        try:
+            _listed(self.folder / name, entry)
+        except BrokenError as damage:
+            try:
+                write(self.folder / name, _listed(self.folder / (name + TWIN), entry))
+            except (BrokenError, OSError):
+                raise damage from None
+            self.mended.append(name)
 
     def _restored(self, listed: Mapping[str, Any], progress: Progress) -> dict[str, list[dict[str, Any]]]:
         try:
@@ -266,14 +282,12 @@ def _content(file: Path, most: int) -> bytes:
         raise BrokenError(f"{file.name}: {error.strerror}") from None
 
 
-def _write(file: Path, content: bytes) -> None:
-    """Beside, flushed, renamed."""
-    beside = file.with_name(file.name + ".part")
-    with beside.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(beside, file)
+def _listed(file: Path, entry: Mapping[str, Any]) -> bytes:
+    """All of a file that is as it was listed."""
+    content = _content(file, entry["bytes"])
+    if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise BrokenError(f"{file.name} has another checksum")
+    return content
 
 
 def _flush(folder: Path) -> None:
@@ -296,7 +310,7 @@ def _groups(entries: Iterable[tuple[str, Slots, int]]) -> Iterator[list[tuple[st
     group: list[tuple[str, Slots, int]] = []
     size = count = 0
     for entry in entries:
-        found = [t for value in entry[1].values() for _, t in _named(value)]
+        found = [t for value in entry[1].values() for t in named(value).values()]
         if group and (size > LARGEST or count > MOST):
             yield group
             group, size, count = [], 0, 0
@@ -315,7 +329,7 @@ def _packed(group: list[tuple[str, Slots, int]]) -> bytes:
         shape: dict[str, Any] = {}
         for slot, value in slots.items():
             keys = {}
-            for name, tensor in _named(value):
+            for name, tensor in named(value).items():
                 place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
                 key = places.setdefault(place, f"{owner}/{slot}/{name}") if tensor.numel() else f"{owner}/{slot}/{name}"
                 keys[name] = key
@@ -340,10 +354,6 @@ def _unpacked(file: Path, read: bool) -> Iterator[tuple[str, Slots, int]]:
             for slot, keys in (shape.items() if read else ())
         }
         yield owner, slots, visits
-
-
-def _named(value: Any) -> Iterable[tuple[str, Tensor]]:
-    return value.items() if isinstance(value, Tree) else [("", value)]
 
 
 def _parquet(rows: list[dict[str, Any]]) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from idiolect.engine.work import Job, Reply, Score
-from idiolect.tree import Tree
+from idiolect.tree import Tree, entries
 
 Marks = Mapping[str, tuple[Any, int]]  # tensors, known but not held, and how often they were written to
 NOTHING = Tree()
@@ -38,18 +38,14 @@ class Standing:
 
 
 def marks(value: Tree | Tensor) -> Marks:
-    return {k: (weakref.ref(t), t._version) for k, t in _named(value).items()}
+    return {k: (weakref.ref(t), t._version) for k, t in entries(value).items()}
 
 
 def _unchanged(known: Marks, value: Any) -> bool:
-    named = _named(value)
+    named = entries(value)
     return named.keys() == known.keys() and all(
         known[k][0]() is t and known[k][1] == t._version for k, t in named.items()
     )
-
-
-def _named(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Tree) else {"": value}
 
 
 def changed(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from idiolect.method import Slots, Up
-from idiolect.tree import Tree
+from idiolect.tree import entries
 
 
 def bad_numbers(up: Up | None, mine: Slots | None) -> str | None:
@@ -40,10 +39,6 @@ def first_odd(parts: Mapping[str, Slots]) -> str:
                 if t.is_floating_point() and not t.isfinite().all():
                     return f"NaN or inf in {part}['{slot}'] {k}".rstrip()
     raise AssertionError("all numbers are finite")
-
-
-def entries(value: Any) -> Mapping[str, Tensor]:
-    return value if isinstance(value, Tree) else {"": value}
 
 
 def floats(slots: Slots) -> list[Tensor]:

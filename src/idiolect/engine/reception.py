@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from idiolect.engine.attacks import Attack, held_as
-from idiolect.engine.finite import all_finite, bad_numbers, entries, first_odd, floats
+from idiolect.engine.finite import all_finite, bad_numbers, first_odd, floats
 from idiolect.engine.reduce import Reduction, copied
 from idiolect.engine.robust import Rule
 from idiolect.engine.work import Reply, checked
 from idiolect.errors import ClientError, ContractError, UsageError
 from idiolect.method import Slots, Up
-from idiolect.tree import Tree
+from idiolect.tree import Tree, entries
 
 ON_BAD_REPLY = ("drop", "stop", "accept")
 
