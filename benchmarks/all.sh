@@ -14,18 +14,12 @@ export OMP_NUM_THREADS=1
 mkdir -p "$into" || exit 1
 failed=
 
-figures() { # name, file, options
+measured() { # name, file, options
     name=$1 file=$2
     shift 2
     started=$(date +%s)
-    "$python" "benchmarks/$file" "$@" >"$into/$name.md" 2>"$into/$name.log" || failed="$failed $name"
+    "$python" "benchmarks/$file" "$@" --json "$into/$name.json" >"$into/$name.md" 2>"$into/$name.log" || failed="$failed $name"
     echo "$name: $(($(date +%s) - started)) s"
-}
-
-measured() { # the same, and its figures
-    name=$1 file=$2
-    shift 2
-    figures "$name" "$file" "$@" --json "$into/$name.json"
 }
 
 measured engine-images engine.py --only W1 --rounds 8
@@ -35,7 +29,7 @@ measured engine-linear engine.py --only W4 --rounds 14 --steps loop,compiled
 measured where where.py
 measured where-compiled where.py --steps compiled
 measured features features.py --rounds 3 --clients 2
-figures evaluation evaluation.py
+measured evaluation evaluation.py
 measured methods methods.py --clients 2 --samples 100 --turns 3 --where
 measured server server.py
 measured fedpac fedpac.py

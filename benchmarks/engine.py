@@ -14,11 +14,8 @@ W3: 1,000 clients x 50 samples of 561 features, 100 a round, MLP 561-100-6. W4: 
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from dataclasses import dataclass
@@ -29,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import measure
 from idiolect import Run
 from idiolect.data import Dataset, Federation
 from idiolect.engine.loop import one_round
@@ -158,7 +156,7 @@ class Engine:
         self.pool.close()
 
 
-def measure(work: Workload, rounds: int, processes: int, steps: list[str]) -> dict[str, Any]:
+def compared(work: Workload, rounds: int, processes: int, steps: list[str]) -> dict[str, Any]:
     sides: dict[str, Any] = {"bare": Bare(work, processes)} | {way: Engine(work, processes, way) for way in steps}
     count = int(work.clients * work.ratio)
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -197,38 +195,26 @@ def cpu(processes: list[int]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser = measure.options(__doc__)
     parser.add_argument("--rounds", type=int, default=12, help="measured rounds per workload and side")
     parser.add_argument("--only", choices=[w.name for w in WORKLOADS], help="one workload")
     parser.add_argument("--steps", default="loop", help="ways to take steps, with commas: loop, compiled, stacked")
-    options = parser.parse_args()
-    processes = cores()
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    machine = {
-        "cores": processes,
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    print(f"{processes} processes, one thread each; torch {torch.__version__}")
-    found = []
+    rows, found, sides = [], [], ("bare", *given.steps.split(","))
     for work in WORKLOADS:
-        if options.only in (None, work.name):
-            rounds = options.rounds * (3 if work.ratio < 1 else 1)
-            found.append(measure(work, rounds, processes, options.steps.split(",")))
-            for name in ("bare", *options.steps.split(",")):
-                side = found[-1][name]
-                low, _, high = side["ratio_quartiles"]
-                print(
-                    f"{work.name} {name:<9} {side['samples_per_second']:9.0f}/s  ratio {side['ratio']:.3f}  "
-                    f"(rounds' quartiles {low:.3f} to {high:.3f})  processor time {side['processor_ratio'] or 0:.3f}",
-                    flush=True,
-                )  # fmt: skip
-    if options.json:
-        options.json.write_text(
-            json.dumps({"machine": machine, "load": os.getloadavg(), "results": found}, indent=2) + "\n"
-        )
+        if given.only in (None, work.name):
+            rounds = given.rounds * (3 if work.ratio < 1 else 1)
+            found.append(compared(work, rounds, cores(), list(sides[1:])))
+            rows += [[work.name, name, *_shown(found[-1][name])] for name in sides]
+    header = ["workload", "steps", "samples/s", "ratio", "quartiles of the rounds", "processor time"]
+    measure.report(given, [measure.markdown(header, rows)], found)
+
+
+def _shown(side: dict[str, Any]) -> list[str]:
+    low, _, high = side["ratio_quartiles"]
+    numbers = [f"{side['samples_per_second']:.0f}", f"{side['ratio']:.2f}", f"{low:.2f} to {high:.2f}"]
+    return [*numbers, f"{side['processor_ratio'] or 0:.2f}"]
 
 
 if __name__ == "__main__":

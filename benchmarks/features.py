@@ -10,18 +10,15 @@ difference of any weight after the rounds.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import measure
 from idiolect import Run
 from idiolect.client import Client
 from idiolect.data import Dataset, Federation
@@ -93,7 +90,7 @@ def _method(text: str) -> Any:
     return catalogue.build(name, {prefix + k: int(v) if v.isdigit() else v for k, v in given.items()})
 
 
-def measure(method: str, rounds: int, clients: int) -> dict[str, Any]:
+def compared(method: str, rounds: int, clients: int) -> dict[str, Any]:
     sides = {"once": Side(method, clients, Client), "plain": Side(method, clients, Plain)}
     times: dict[str, list[float]] = {name: [] for name in sides}
     clock: Callable[[], float] = time.process_time  # one thread: what else the machine does counts less than in seconds
@@ -109,24 +106,18 @@ def measure(method: str, rounds: int, clients: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser = measure.options(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each method and side")
     parser.add_argument("--clients", type=int, default=4)
-    options = parser.parse_args()
-    machine = {"machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
-    print(f"CPU seconds a round of {options.clients} clients, one thread; torch {torch.__version__}")
-    found = []
+    given = parser.parse_args()
     with one_thread():
-        for method in CASES:
-            found.append(measure(method, options.rounds, options.clients))
-            f = found[-1]
-            print(
-                f"{method:<38} once {f['seconds']:6.2f}  plain {f['plain_seconds']:6.2f}  {f['ratio']:5.2f} times  "
-                f"largest difference {f['apart']:.1e}", flush=True,
-            )  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "results": found}, indent=2) + "\n")
+        found = [compared(method, given.rounds, given.clients) for method in CASES]
+    rows = [
+        [f["method"], f"{f['seconds']:.2f}", f"{f['plain_seconds']:.2f}", f"{f['ratio']:.2f}", f"{f['apart']:.1e}"]
+        for f in found
+    ]
+    header = ["method", "once, s", "plain, s", "ratio", "largest difference"]
+    measure.report(given, [measure.markdown(header, rows)], found)
 
 
 if __name__ == "__main__":

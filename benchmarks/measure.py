@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from idiolect import __version__
+from idiolect.experiment import cores
 
 PACKAGES = ("torch", "numpy")
 
@@ -61,11 +62,6 @@ def machine() -> dict[str, Any]:
     """What the figures were measured on and with."""
     known = {"idiolect": __version__} | {name: version(name) for name in PACKAGES}
     return {"cpu": cpu(), "cores": cores(), "python": platform.python_version(), **known, "load": os.getloadavg()[0]}
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu() -> str:

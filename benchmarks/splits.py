@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -23,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import torch
 
+import measure
 from idiolect.data import Dataset, SplitFile, federate, save_split
 
 SPLITS = (
@@ -80,7 +79,7 @@ def apart(step: str, split: str, path: str, options: argparse.Namespace) -> dict
     return found
 
 
-def measure(split: str, options: argparse.Namespace) -> dict[str, Any]:
+def in_processes(split: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "split.parquet"))
         found = apart("make", split, path, options) | apart("reopen", split, path, options)
@@ -89,38 +88,28 @@ def measure(split: str, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def said(one: dict[str, Any]) -> str:
-    return (
-        f"{one['split_s']:5.1f} s ({one['split_cpu_s']:.1f} of processor), {one['split_peak_gb']:.2f} GB; saved in "
-        f"{one['save_s']:.1f} s, {one['file_mb']:.0f} MB; opened in {one['open_s']:.2f} s ({one['open_cpu_s']:.2f})"
-    )
+def _shown(f: dict[str, Any]) -> list[str]:
+    made, opened = (f"{f[f'{what}_s']:.2f} ({f[f'{what}_cpu_s']:.2f})" for what in ("split", "open"))
+    return [made, f"{f['split_peak_gb']:.2f}", f"{f['save_s']:.1f}", f"{f['file_mb']:.0f}", opened]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser = measure.options(__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--only", help="one split, as '--split' takes it")
     parser.add_argument("--step", choices=("make", "reopen"), help=argparse.SUPPRESS)
     parser.add_argument("--path", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.step is not None:
-        step = make if options.step == "make" else reopen
-        print(json.dumps(step(options.only, options.path, options.rows, options.clients)))
+    given = parser.parse_args()
+    if given.step is not None:
+        step = make if given.step == "make" else reopen
+        print(json.dumps(step(given.only, given.path, given.rows, given.clients)))
         return
-    found = []
-    print(f"{options.rows:,} rows over {options.clients:,} clients", flush=True)
-    for split in [options.only] if options.only else SPLITS:
-        found.append(one := measure(split, options))
-        print(f"{split:<24} {said(one)}", flush=True)
-    if options.json:
-        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()}
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "pyarrow": pyarrow.__version__}
-        command = f"python benchmarks/splits.py --rows {options.rows} --clients {options.clients}"
-        facts = {"command": command + (f" --only {options.only}" if options.only else ""), "machine": machine}
-        text = json.dumps({**facts, "versions": versions | {"torch": torch.__version__}, "results": found}, indent=2)
-        options.json.write_text(text + "\n")
+    found = [in_processes(split, given) for split in ([given.only] if given.only else SPLITS)]
+    rows = [[f["split"], *_shown(f)] for f in found]
+    header = ["split", "made, s (of processor)", "most memory, GB", "saved, s", "file, MB", "opened, s (of processor)"]
+    table = measure.markdown(header, rows)
+    measure.report(given, [f"{given.rows:,} rows over {given.clients:,} clients.", table], found)
 
 
 if __name__ == "__main__":
