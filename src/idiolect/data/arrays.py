@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,16 @@ from idiolect.data.dataset import Dataset, from_arrays
 from idiolect.errors import UsageError
 
 Array = NDArray[Any]
+
+
+class Options(TypedDict, total=False):
+    """Those of `dataset` that a user gives."""
+
+    classes: int | None
+    network: str | None
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    channels: str | None
 
 
 def dataset(

@@ -1,4 +1,5 @@
-"""Options that a user gives to what loads a data set: their names and kinds are those of its parameters."""
+"""Options that a user gives to what loads a data set: their names and kinds are those of its parameters, or of the
+`TypedDict` that several of them share."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, Unpack, get_args, get_origin, get_type_hints
 
 from idiolect.errors import UsageError, unknown
 
@@ -15,9 +16,13 @@ WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 def kinds(function: Callable[..., Any], positional: int = 0) -> dict[str, Any]:
     """The kind of each option: of each parameter by name, after the first ones."""
-    hints = get_type_hints(function)
-    parameters = list(inspect.signature(function).parameters.values())[positional:]
-    return {p.name: hints[p.name] for p in parameters if p.kind is not p.VAR_KEYWORD}
+    hints, found = get_type_hints(function), {}
+    for p in list(inspect.signature(function).parameters.values())[positional:]:
+        if p.kind is not p.VAR_KEYWORD:
+            found[p.name] = hints[p.name]
+        elif get_origin(hints[p.name]) is Unpack:
+            found |= get_type_hints(get_args(hints[p.name])[0])
+    return found
 
 
 def check(name: str, known: Mapping[str, Any], options: Mapping[str, Any]) -> None:

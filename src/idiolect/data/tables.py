@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Matrix = NDArray[np.float32]
+
+
+class Options(TypedDict, total=False):
+    """Those of `dataset` that a user gives."""
+
+    label: str | int | None
+    group: str | int | None
+    features: Sequence[str | int] | None
+    one_hot: bool | Sequence[str | int]
+    standardise: bool
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    classes: int | None
+    network: str | None
 
 
 def dataset(

@@ -6,9 +6,8 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from idiolect.data import tables
 from idiolect.data.dataset import Dataset
@@ -26,18 +25,7 @@ def reads(path: Path) -> bool:
 
 
 def load(
-    path: Path,
-    label: str | int | None = None,
-    group: str | int | None = None,
-    features: Sequence[str | int] | None = None,
-    header: bool | None = None,
-    delimiter: str | None = None,
-    one_hot: bool | Sequence[str | int] = False,
-    standardise: bool = False,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    classes: int | None = None,
-    network: str | None = None,
+    path: Path, header: bool | None = None, delimiter: str | None = None, **options: Unpack[tables.Options]
 ) -> Dataset:
     """A table of features with a column `label`, and maybe a column `group` that says whose a row is (`tables.dataset`
     tells of the other options). Of a folder, files named train... and test... are what they say, test rows becoming
@@ -49,16 +37,16 @@ def load(
     """
     files = [path] if not path.is_dir() else _files(path)
     train, test = tables.parts(path, files) if path.is_dir() else (files, [])
-    roles = {str(role) for role in (label or "label", group) if not _number(str(role))}
+    roles = {str(role) for role in (options.get("label") or "label", options.get("group")) if not _number(str(role))}
     by_file = path.is_dir() and not any(tables.is_part(file, "train") for file in train)
     return tables.dataset(
         path,
         {file: _table(file, header, delimiter, roles) for file in train},
         {file: _table(file, header, delimiter, roles) for file in test},
         name=tables.name_of(path),
-        label=label, group=group, by_file=by_file, features=features, one_hot=one_hot, standardise=standardise,
-        mean=mean, std=std, classes=classes, network=network,
-    )  # fmt: skip
+        by_file=by_file,
+        **options,
+    )
 
 
 def _files(folder: Path) -> list[Path]:

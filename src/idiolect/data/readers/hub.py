@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,19 +27,21 @@ def reads(path: Path) -> bool:
     return path.is_dir() and bool(_homes(path)) and not holds_texts(path)
 
 
-def load(
-    folder: Path,
-    image: str | None = None,
-    label: str | None = None,
-    group: str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    network: str | None = None,
-    size: int | None = None,
-    train: str = "train",
-    test: str | None = None,
-    config: str | None = None,
-) -> Dataset:
+class Options(TypedDict, total=False):
+    """Those of `samples` that a user gives."""
+
+    image: str | None
+    label: str | None
+    group: str | None
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    network: str | None
+    size: int | None
+    train: str
+    test: str | None
+
+
+def load(folder: Path, config: str | None = None, **options: Unpack[Options]) -> Dataset:
     """The images of `train-*.parquet` and, where there are any, `test-*.parquet`, with their labels.
 
     The files lie in the folder, in its `data/`, or in the folder of the configuration that `config` names; those that
@@ -52,10 +54,7 @@ def load(
     middle and scales it to size x size. `image` and `label` name columns where the files hold several; `group` names
     the column that says whose a row is.
     """
-    return samples(
-        folder, parts(folder, config), name=folder.resolve().name, image=image, label=label, group=group, mean=mean,
-        std=std, network=network, size=size, train=train, test=test,
-    )  # fmt: skip
+    return samples(folder, parts(folder, config), name=folder.resolve().name, **options)
 
 
 def samples(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -19,17 +19,10 @@ def reads(path: Path) -> bool:
     return path.suffix.lower() == ".npz" and path.is_file()
 
 
-def load(
-    file: Path,
-    classes: int | None = None,
-    network: str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    channels: str | None = None,
-) -> Dataset:
+def load(file: Path, **options: Unpack[arrays.Options]) -> Dataset:
     """`x`, `y` and, where there is one, `group`, which says whose a row is; or these for training and testing, as
     `arrays.dataset` takes them. Python objects, which are pickles, are refused unread."""
-    return arrays.dataset(file, _held(file), classes=classes, network=network, mean=mean, std=std, channels=channels)
+    return arrays.dataset(file, _held(file), **options)
 
 
 def _held(file: Path) -> dict[str, arrays.Array]:

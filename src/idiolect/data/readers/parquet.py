@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from idiolect.data import tables
 from idiolect.data.dataset import Dataset
@@ -26,18 +25,7 @@ def reads(path: Path) -> bool:
     return bool(files) and (not as_on_hub or _numbers_alone(files[0]))
 
 
-def load(
-    path: Path,
-    label: str | int | None = None,
-    group: str | int | None = None,
-    features: Sequence[str | int] | None = None,
-    one_hot: bool | Sequence[str | int] = False,
-    standardise: bool = False,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    classes: int | None = None,
-    network: str | None = None,
-) -> Dataset:
+def load(path: Path, **options: Unpack[tables.Options]) -> Dataset:
     """A table of features with a column `label`, and maybe a column `group` that says whose a row is (`tables.dataset`
     tells of the other options). The files of a folder, or of its folder `data`, are the parts of one table; where
     there are any named train..., those named test... are the official test set."""
@@ -47,9 +35,8 @@ def load(
         {file: _table(file) for file in train},
         {file: _table(file) for file in test},
         name=tables.name_of(path),
-        label=label, group=group, features=features, one_hot=one_hot, standardise=standardise, mean=mean, std=std,
-        classes=classes, network=network,
-    )  # fmt: skip
+        **options,
+    )
 
 
 def _files(folder: Path) -> list[Path]:

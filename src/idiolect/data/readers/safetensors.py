@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from safetensors import SafetensorError
@@ -20,18 +20,11 @@ def reads(path: Path) -> bool:
     return path.suffix.lower() == ".safetensors" and path.is_file()
 
 
-def load(
-    file: Path,
-    classes: int | None = None,
-    network: str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    channels: str | None = None,
-) -> Dataset:
+def load(file: Path, **options: Unpack[arrays.Options]) -> Dataset:
     """As of an .npz file: `x`, `y`, maybe `group`, or these for training and testing (`arrays.dataset`)."""
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise UsageError(f"Expected tensors in '{file}', found something else: {said(error)}.") from None
     held = {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in tensors.items()}
-    return arrays.dataset(file, held, classes=classes, network=network, mean=mean, std=std, channels=channels)
+    return arrays.dataset(file, held, **options)

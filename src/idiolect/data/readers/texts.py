@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -24,21 +24,23 @@ def reads(path: Path) -> bool:
     return path.is_dir() and hub.holds_texts(path)
 
 
-def load(
-    folder: Path,
-    text: str | None = None,
-    label: str | None = None,
-    group: str | None = None,
-    length: int = 200,
-    ngrams: int = 1,
-    buckets: int = 10_000,
-    min_count: int = 1,
-    max_size: int | None = None,
-    network: str | None = None,
-    train: str = "train",
-    test: str | None = None,
-    config: str | None = None,
-) -> Dataset:
+class Options(TypedDict, total=False):
+    """Those of `samples` that a user gives."""
+
+    text: str | None
+    label: str | None
+    group: str | None
+    length: int
+    ngrams: int
+    buckets: int
+    min_count: int
+    max_size: int | None
+    network: str | None
+    train: str
+    test: str | None
+
+
+def load(folder: Path, config: str | None = None, **options: Unpack[Options]) -> Dataset:
     """The texts of `train-*.parquet` and, where there are any, `test-*.parquet`, with their labels, as token ids.
 
     The files lie, and `train`, `test` and `config` name them, as `readers/hub.py` says; train and test are joined, and
@@ -48,11 +50,7 @@ def load(
     `max_size`, padding and unknown included. ngrams=2 adds pairs of words, hashed into `buckets` ids. `text`, `label`
     and `group` name columns. The defaults are those of AG News in PFLlib, whose settings FedAH shares.
     """
-    return samples(
-        folder, hub.parts(folder, config), name=folder.resolve().name, text=text, label=label, group=group,
-        length=length, ngrams=ngrams, buckets=buckets, min_count=min_count, max_size=max_size, network=network,
-        train=train, test=test,
-    )  # fmt: skip
+    return samples(folder, hub.parts(folder, config), name=folder.resolve().name, **options)
 
 
 def samples(
